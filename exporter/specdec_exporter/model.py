@@ -131,3 +131,103 @@ class Snapshot:
     engines: tuple[EngineSample, ...]
     process_start_time: float | None = None
     """The server's own start time in unix seconds, where it says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Running totals of one engine at the time of a scrape; they never fall."""
+
+    t: float
+    totals: Counters
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTotals:
+    """What one engine has counted since the exporter first saw it, over its restarts."""
+
+    model_name: str
+    engine: str
+    counters: Counters
+    decode_tokens: float
+    """Generated tokens less first tokens."""
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The scrapes of one model's engine, or of several engines, over one span of time.
+
+    `tracks` has one run of points for each engine (or replica) in it, in time order, all of one k.
+    """
+
+    model_name: str
+    engine: str
+    seconds: float
+    """The span that was asked for."""
+    tracks: tuple[tuple[Point, ...], ...]
+    requests_running: float | None = None
+
+    @property
+    def end(self) -> float:
+        """Time of the last scrape in it, seconds."""
+        return max(track[-1].t for track in self.tracks)
+
+    @property
+    def covered_seconds(self) -> float:
+        """The span that it has scrapes for: less than asked early on, more after missed scrapes."""
+        return max(track[-1].t - track[0].t for track in self.tracks)
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Observed k; the largest where engines differ, 0 without speculation."""
+        return max(len(track[-1].totals.accepted_per_position) for track in self.tracks)
+
+    @property
+    def increase(self) -> Counters:
+        """What was counted in it, summed over its engines."""
+        first, *others = (track[-1].totals - track[0].totals for track in self.tracks)
+        return sum(others, first)
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """What a window says, by the formulas of docs/metrics.md; None is "cannot be known from this".
+
+    Ratios are 0 to 1, times are seconds. Standard errors carry the variance inflation; the
+    `binomial_stderr` beside them does not, and is too small wherever drafts of a request are alike.
+    """
+
+    model_name: str
+    engine: str
+    window_seconds: float
+    covered_seconds: float
+    num_speculative_tokens: int
+    drafts: float | None
+    padded_drafts: float
+    """Lower bound of drafts that were only placeholders on one-token first steps."""
+    acceptance_ratio: float | None
+    acceptance_ratio_stderr: float | None
+    acceptance_ratio_binomial_stderr: float | None
+    front_acceptance_ratio: float | None
+    front_acceptance_ratio_stderr: float | None
+    mean_acceptance_length: float | None
+    mean_acceptance_length_stderr: float | None
+    position_acceptance_ratio: tuple[float | None, ...]
+    position_acceptance_ratio_stderr: tuple[float | None, ...]
+    position_conditional_acceptance_ratio: tuple[float | None, ...]
+    mean_draft_length: float | None
+    draft_coverage_ratio: float | None
+    tokens_per_step: float | None
+    step_seconds: float | None
+    tpot_seconds: float | None
+    decode_concurrency: float | None
+    overdispersion: tuple[Overdispersion, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Overdispersion:
+    """How many times larger the variance of accepted tokens is than for independent drafts."""
+
+    source: str
+    """`default` (a setting), `reference` (the target's own past) or `window` (this window)."""
+    value: float

@@ -1,0 +1,262 @@
+"""A bounded history of scrapes, and the increases over windows of it.
+
+Each accepted snapshot is normalised at once: what an engine counted since the previous scrape is
+added to running totals that never fall, whatever the server's own counters do. A window is then the
+difference of two points. This module reads no clock: time comes with the snapshots.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+
+from specdec_exporter.model import (
+    SCALARS,
+    Counters,
+    EngineSample,
+    EngineTotals,
+    Point,
+    Reason,
+    ScrapeError,
+    Snapshot,
+    Window,
+)
+
+DENSE_SECONDS = 300.0
+"""Every scrape is kept for this long; before that, one a minute."""
+THIN_SECONDS = 60.0
+EDGE_TOLERANCE_SECONDS = 1e-3
+"""A scrape this little after a window's edge counts as being on it: clocks are not exact."""
+
+
+def increase(before: Counters, after: Counters, *, reset: bool) -> Counters:
+    """What was counted between two scrapes of one engine; never negative.
+
+    After a reset the counters began again at 0, so all that they show is new. A family that was not
+    there before counts from its first sight on, except after a reset. One that is gone is absent.
+    """
+    if reset:
+        return after
+    k = len(after.accepted_per_position)
+    base = before.accepted_per_position[:k]
+    base += after.accepted_per_position[len(base) :]
+    known = {
+        name: getattr(after, name) if getattr(before, name) is None else getattr(before, name)
+        for name in SCALARS
+    }
+    return after - Counters(**known, accepted_per_position=base)
+
+
+def is_reset(before: Counters, after: Counters) -> bool:
+    """Whether any counter went down: then the engine began anew, and all its counters did."""
+    pairs = [(getattr(before, name), getattr(after, name)) for name in SCALARS]
+    pairs += zip(before.accepted_per_position, after.accepted_per_position, strict=False)
+    return any(a is not None and b is not None and b < a for a, b in pairs)
+
+
+def _shape(counters: Counters) -> tuple[bool | int, ...]:
+    present = (getattr(counters, name) is not None for name in SCALARS)
+    return (*present, len(counters.accepted_per_position))
+
+
+def _lost(before: Counters, after: Counters) -> bool:
+    return any(b < a for a, b in zip(_shape(before), _shape(after), strict=True))
+
+
+@dataclass(slots=True)
+class _Engine:
+    """One engine's totals and points; `points` hold one k and one set of families only."""
+
+    sample: EngineSample
+    totals: Counters
+    restarts: int = 0
+    decode_tokens: float = 0.0
+    dense: deque[Point] = field(default_factory=deque)
+    thin: deque[Point] = field(default_factory=deque)
+
+    def add(self, t: float, sample: EngineSample, *, reset: bool, max_age: float) -> None:
+        before, after = self.sample.counters, sample.counters
+        step = increase(before, after, reset=reset)
+        self.totals = _accumulate(self.totals, step)
+        self.restarts += reset
+        generated, first = self.totals.generation_tokens, self.totals.first_tokens
+        if generated is not None and first is not None:
+            # A request that fails between its first tokens adds to one and not to the other;
+            # a counter that is served must not fall.
+            self.decode_tokens = max(self.decode_tokens, generated - first)
+        if _shape(before) != _shape(after):
+            self.forget_points()
+        self.sample = sample
+        self.append(t, max_age)
+
+    def append(self, t: float, max_age: float) -> None:
+        counters = self.sample.counters
+        shown = {
+            n: None if getattr(counters, n) is None else getattr(self.totals, n) for n in SCALARS
+        }
+        k = len(counters.accepted_per_position)
+        positions = self.totals.accepted_per_position[:k]
+        self.dense.append(Point(t, Counters(**shown, accepted_per_position=positions)))
+        while len(self.dense) > 1 and self.dense[1].t <= t - DENSE_SECONDS:
+            old = self.dense.popleft()
+            if not self.thin or old.t - self.thin[-1].t >= THIN_SECONDS:
+                self.thin.append(old)
+        while len(self.thin) > 1 and self.thin[1].t <= t - max_age:
+            self.thin.popleft()
+
+    def forget_points(self) -> None:
+        self.dense.clear()
+        self.thin.clear()
+
+    def track(self, seconds: float) -> tuple[Point, ...]:
+        points = (*self.thin, *self.dense)
+        edge = points[-1].t - seconds + EDGE_TOLERANCE_SECONDS
+        return points[max(0, bisect_right(points, edge, key=attrgetter("t")) - 1) :]
+
+
+def _accumulate(totals: Counters, step: Counters) -> Counters:
+    """Add a step, keeping the totals of families that the step lacks."""
+    filled = {
+        name: getattr(totals, name) or 0.0
+        for name in SCALARS
+        if getattr(totals, name) is not None or getattr(step, name) is not None
+    }
+    added = {name: value + (getattr(step, name) or 0.0) for name, value in filled.items()}
+    positions = (
+        Counters(accepted_per_position=totals.accepted_per_position) + step
+    ).accepted_per_position
+    return Counters(**added, accepted_per_position=positions)
+
+
+_Identity = tuple[str, str, tuple[tuple[str, str], ...]]
+
+
+def _identity(sample: EngineSample) -> _Identity:
+    return sample.model_name, sample.engine, sample.extra_labels
+
+
+class History:
+    """The scrapes of one target, as far back as its longest window.
+
+    Args:
+        max_age: seconds that the longest window spans.
+    """
+
+    def __init__(self, max_age: float) -> None:
+        self.max_age = max_age
+        self._engines: dict[_Identity, _Engine] = {}
+        self._current: tuple[_Identity, ...] = ()
+        self._last_t: float | None = None
+        self._process_start_time: float | None = None
+        self._suspect: tuple[Reason, float] | None = None
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Take in one snapshot.
+
+        One that contradicts the last (an earlier time, or series gone without a restart) is refused
+        once, since it is most often a bad page; a second in a row like it is the new truth.
+
+        Raises:
+            ScrapeError: the snapshot was refused; nothing was changed.
+        """
+        reset = self._resets(snapshot)
+        problem = self._contradiction(snapshot, reset)
+        if problem is not None:
+            before, self._suspect = self._suspect, (problem.reason, snapshot.t)
+            if before is None or before[0] != problem.reason or snapshot.t <= before[1]:
+                raise problem
+        if problem is not None and problem.reason is Reason.CLOCK:
+            for engine in self._engines.values():
+                engine.forget_points()
+        self._suspect = None
+        self._last_t = snapshot.t
+        if snapshot.process_start_time is not None:
+            self._process_start_time = snapshot.process_start_time
+        self._current = tuple(_identity(sample) for sample in snapshot.engines)
+        for sample in snapshot.engines:
+            identity = _identity(sample)
+            known = self._engines.get(identity)
+            if known is None:
+                totals = increase(sample.counters, sample.counters, reset=False)
+                self._engines[identity] = known = _Engine(sample, totals)
+                known.append(snapshot.t, self.max_age)
+            else:
+                known.add(snapshot.t, sample, reset=reset[identity], max_age=self.max_age)
+
+    def _resets(self, snapshot: Snapshot) -> dict[_Identity, bool]:
+        old, new = self._process_start_time, snapshot.process_start_time
+        process_restarted = old is not None and new is not None and old != new
+        return {
+            identity: process_restarted
+            or is_reset(self._engines[identity].sample.counters, sample.counters)
+            for sample in snapshot.engines
+            if (identity := _identity(sample)) in self._engines
+        }
+
+    def _contradiction(
+        self, snapshot: Snapshot, reset: dict[_Identity, bool]
+    ) -> ScrapeError | None:
+        if self._last_t is not None and snapshot.t <= self._last_t:
+            return ScrapeError(
+                Reason.CLOCK,
+                f"time went from {self._last_t:.3f} to {snapshot.t:.3f}; is the clock being set?",
+            )
+        if any(reset.values()):
+            return None
+        new = {_identity(sample): sample for sample in snapshot.engines}
+        for identity in self._current:
+            name = f"engine {identity[1]!r} of model {identity[0]!r}"
+            if identity not in new:
+                return ScrapeError(Reason.MISSING_SERIES, f"{name} is gone from the page")
+            if _lost(self._engines[identity].sample.counters, new[identity].counters):
+                return ScrapeError(
+                    Reason.MISSING_SERIES, f"{name} lost series that it had, without a restart"
+                )
+        return None
+
+    def totals(self) -> tuple[EngineTotals, ...]:
+        """Totals since the first snapshot, by model and engine, for every engine ever seen."""
+        merged: dict[tuple[str, str], EngineTotals] = {}
+        for (model_name, engine, _), state in sorted(self._engines.items()):
+            old = merged.get((model_name, engine))
+            merged[model_name, engine] = EngineTotals(
+                model_name=model_name,
+                engine=engine,
+                counters=state.totals if old is None else _accumulate(old.counters, state.totals),
+                decode_tokens=state.decode_tokens + (old.decode_tokens if old else 0.0),
+                restarts=state.restarts + (old.restarts if old else 0),
+            )
+        return tuple(merged.values())
+
+    def windows(self, seconds: float) -> tuple[Window, ...]:
+        """The windows that end at the last snapshot, one for each of its engines.
+
+        Each starts at the last scrape at or before its edge; with less history, or after a change of
+        k, it is shorter and says so in `covered_seconds`.
+        """
+        merged: dict[tuple[str, str], Window] = {}
+        for identity in self._current:
+            state = self._engines[identity]
+            key = identity[:2]
+            window = Window(
+                model_name=key[0],
+                engine=key[1],
+                seconds=seconds,
+                tracks=(state.track(seconds),),
+                requests_running=state.sample.requests_running,
+            )
+            merged[key] = window if key not in merged else combine((merged[key], window), key[1])
+        return tuple(merged.values())
+
+
+def combine(windows: tuple[Window, ...], engine: str = "all") -> Window:
+    """Several engines of one model as one: their increases add up, their ratios do not."""
+    running = [w.requests_running for w in windows if w.requests_running is not None]
+    return replace(
+        windows[0],
+        engine=engine,
+        tracks=tuple(track for w in windows for track in w.tracks),
+        requests_running=sum(running) if running else None,
+    )
