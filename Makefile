@@ -1,0 +1,63 @@
+# make test PYTHON3=python3.12 takes another interpreter.
+PYTHON3 ?= python3
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+PIP := $(PYTHON) -m pip --disable-pip-version-check --no-input
+# Named after the interpreter, so that asking for another one makes the environment anew.
+STAMP := $(VENV)/.made-with-$(notdir $(PYTHON3))
+
+export PYTHONUNBUFFERED := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint components bench docs lock clean
+
+help: ## show this list
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+demo: $(STAMP) ## run the exporter on an embedded simulator of a vLLM server
+	$(VENV)/bin/specdec-exporter demo
+
+# The parts that take a while to fetch arrive while the linters run.
+test: $(STAMP) ## fetch Prometheus and vLLM, lint, and run all tests
+	@$(MAKE) --no-print-directory -j2 --output-sync=target lint components
+	$(PYTHON) -m pytest --cov
+
+lint: $(STAMP) ## ruff, mypy and the layers
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+# Without them their tests are skipped, and say so. The continuous integration has no such excuse.
+components: $(STAMP)
+	@$(PYTHON) -m tests.real.debian prometheus prometheus-alertmanager || [ -z "$$CI" ]
+	@[ ! -e tests/vllm/install.sh ] || tests/vllm/install.sh || [ -z "$$CI" ]
+
+bench: $(STAMP) ## measure what the exporter costs
+	$(PYTHON) -m bench
+
+docs: $(STAMP) ## write docs/metrics.md from the code
+	$(PYTHON) -m specdec_exporter.expose > docs/metrics.md.new
+	@mv docs/metrics.md.new docs/metrics.md
+
+COMPILE := $(VENV)/bin/uv pip compile pyproject.toml --quiet --no-config --universal \
+	--python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command "make lock"
+
+lock: $(STAMP) ## resolve the dependencies again; UPGRADE=1 takes newer releases
+	$(COMPILE) $(if $(UPGRADE),--upgrade) --output-file requirements.lock
+	$(COMPILE) $(if $(UPGRADE),--upgrade) --output-file requirements-dev.lock \
+		--group dev --constraint requirements.lock
+
+clean: ## remove what was made here, the environment included
+	rm -rf $(VENV) build dist .coverage .hypothesis .import_linter_cache .mypy_cache \
+		.pytest_cache .ruff_cache
+
+$(STAMP): requirements-dev.lock pyproject.toml
+	@$(PYTHON3) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+		{ echo "error: $(PYTHON3) is missing or older than 3.11; try: make PYTHON3=python3.11" >&2; exit 1; }
+	@$(PYTHON3) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "error: $(PYTHON3) cannot make environments; try: apt install python3-venv" >&2; exit 1; }
+	$(PYTHON3) -m venv --clear $(VENV)
+	$(PIP) install --quiet --require-hashes --no-deps --no-compile --requirement requirements-dev.lock
+	$(PIP) install --quiet --no-index --no-build-isolation --editable .
+	@touch $@

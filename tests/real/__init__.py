@@ -1,0 +1,1 @@
+"""Tests against the real programs: Prometheus, Alertmanager and their tools."""
