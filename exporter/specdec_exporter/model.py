@@ -231,3 +231,45 @@ class Overdispersion:
     source: str
     """`default` (a setting), `reference` (the target's own past) or `window` (this window)."""
     value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The figures of one model on one target over one window."""
+
+    total: Derived
+    """All engines together; with one engine, that engine."""
+    engines: tuple[Derived, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetStatus:
+    """All that is known of one target after a scrape of it; what is served reads this alone."""
+
+    name: str
+    url: str
+    """Without user, password and query."""
+    labels: tuple[tuple[str, str], ...]
+    up: bool
+    scrapes: int
+    scrape_duration_seconds: float | None
+    last_success: float | None
+    """Unix seconds; None before the first success."""
+    failures: tuple[tuple[str, int], ...]
+    """Failed scrapes by reason, of reasons met."""
+    last_error: str | None
+    """Why the last scrape failed; None after a good one."""
+    totals: tuple[EngineTotals, ...]
+    measurements: tuple[Measurement, ...]
+    """Empty once the target has not answered for three intervals."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExporterStatus:
+    """The exporter itself, beside its targets."""
+
+    version: str
+    targets: tuple[TargetStatus, ...]
+    window_label: bool
+    """Whether several windows are served, so that each figure must name its own."""
+    last_reload_successful: bool

@@ -15,8 +15,6 @@ from itertools import accumulate
 
 from specdec_exporter.model import Counters, Window
 
-DEFAULT_INFLATION = 13.0
-"""Used until the target's own past is long enough; requests of some 150 drafts show about that."""
 REFERENCE_SECONDS = 4 * 3600.0
 """The least past that an inflation is taken from."""
 _KEPT_SECONDS = 6 * 3600.0

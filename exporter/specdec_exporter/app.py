@@ -1,0 +1,154 @@
+"""HTTP: the metrics, the page, the JSON API and the hooks. Serves what is known, does no scraping.
+
+Nothing here waits on a target: a request is answered from the last cycle's findings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import json
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from specdec_exporter.config import ConfigError, Settings
+from specdec_exporter.expose import format_window, registry, render
+from specdec_exporter.model import ExporterStatus
+
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+class Service(Protocol):
+    """What the HTTP side needs to know of the rest."""
+
+    @property
+    def settings(self) -> Settings: ...
+
+    def status(self) -> ExporterStatus: ...
+
+    def reload(self) -> None:
+        """Read the settings anew.
+
+        Raises:
+            ConfigError: they cannot be used; the old ones stay in force.
+        """
+
+
+def create_app(service: Service) -> FastAPI:
+    """The exporter's web application."""
+    app = FastAPI(title="specdec-exporter", docs_url=None, redoc_url=None, openapi_url=None)
+    collectors = registry(service.status)
+    templates = Environment(
+        loader=PackageLoader("specdec_exporter"), autoescape=True, undefined=StrictUndefined
+    )
+    templates.filters["window"] = format_window
+    page = templates.get_template("page.html")
+
+    @app.middleware("http")
+    async def guard(
+        request: Request, call_next: Callable[[Request], Awaitable[Response]]
+    ) -> Response:
+        host = request.headers.get("host", "")
+        if not host_allowed(host, service.settings.allowed_hosts):
+            return PlainTextResponse(
+                f"Host {host!r} is not an address of this exporter; "
+                "add the name to allowed_hosts if it should be.\n",
+                status_code=421,
+            )
+        response = await call_next(request)
+        response.headers.update(_HEADERS)
+        return response
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        body, content_type = render(collectors, request.headers.get("accept", ""))
+        return Response(body, headers={"Content-Type": content_type})
+
+    @app.get("/-/healthy")
+    async def healthy() -> Response:
+        return PlainTextResponse("specdec-exporter is healthy.\n")
+
+    @app.get("/-/ready")
+    async def ready() -> Response:
+        return PlainTextResponse("specdec-exporter is ready.\n")
+
+    @app.post("/-/reload")
+    async def reload(request: Request) -> Response:
+        if (refusal := _refusal(request, service.settings)) is not None:
+            return refusal
+        try:
+            service.reload()
+        except ConfigError as error:
+            return PlainTextResponse(
+                f"The old settings stay in force, the new ones are wrong.\n{error}\n",
+                status_code=500,
+            )
+        return PlainTextResponse("Reloaded.\n")
+
+    @app.get("/api/v1/status")
+    async def status() -> Response:
+        return JSONResponse(_plain(service.status()))
+
+    @app.get("/", response_class=HTMLResponse)
+    async def index() -> Response:
+        settings = service.settings
+        return HTMLResponse(page.render(status=service.status(), interval=settings.interval))
+
+    return app
+
+
+def host_allowed(host: str, allowed: tuple[str, ...]) -> bool:
+    """Whether a Host header names this exporter: an IP literal, localhost or a configured name.
+
+    A page in somebody's browser can point a name of its own at our address; such a request carries
+    that name.
+    """
+    name = host.strip().lower()
+    if name.startswith("["):
+        name = name[1:].partition("]")[0]
+    elif name.count(":") == 1:
+        name = name.partition(":")[0]
+    if name == "localhost" or name in (a.lower() for a in allowed):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _refusal(request: Request, settings: Settings) -> Response | None:
+    if settings.admin_token is None:
+        return PlainTextResponse(
+            "No admin_token is set, so nothing can be changed over HTTP; send SIGHUP to reload.\n",
+            status_code=403,
+        )
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    expected = settings.admin_token.get_secret_value()
+    if scheme.lower() == "bearer" and secrets.compare_digest(given.encode(), expected.encode()):
+        return None
+    return PlainTextResponse(
+        "Send the admin token as `Authorization: Bearer TOKEN`.\n",
+        status_code=401,
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def _plain(status: ExporterStatus) -> dict[str, Any]:
+    plain = dataclasses.asdict(status)
+    for target in plain["targets"]:
+        target["labels"] = dict(target["labels"])
+        target["failures"] = dict(target["failures"])
+    result: dict[str, Any] = json.loads(json.dumps(plain))
+    return result

@@ -1,0 +1,416 @@
+"""Settings: flags over `SPECDEC_*` environment over a YAML file, checked as a whole.
+
+A value that is wrong, or a key that does not exist, is an error that names its place. Loading makes
+a new frozen value each time, so a reload that fails leaves the old one as it was.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import ipaddress
+import os
+import re
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import SplitResult, urlsplit, urlunsplit
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+ENV_PREFIX = "SPECDEC_"
+DEFAULT_TIMEOUT_SECONDS = 10.0
+DEFAULT_INFLATION = 13.0
+"""Requests of some 150 drafts show about this much."""
+
+_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d|w))+")
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
+_LABEL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PREFIX = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]*")
+# Kubernetes puts these into the pods beside a Service whose name begins with "specdec".
+_SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP|SCTP).*)?)")
+
+
+def parse_duration(value: object) -> float:
+    """Seconds of a number, or of a duration as Prometheus writes them: `5s`, `1m30s`, `500ms`.
+
+    Raises:
+        ValueError: it is neither, or not above 0.
+    """
+    if isinstance(value, str) and _DURATION.fullmatch(value.strip()):
+        seconds = sum(float(n) * _UNITS[unit] for n, unit in _DURATION_PART.findall(value))
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = float(value)
+    else:
+        raise ValueError(f"{value!r} is not a duration; write it like 5s, 1m30s or 500ms")
+    if not 0 < seconds < float("inf"):
+        raise ValueError(f"{value!r} is not above 0")
+    return seconds
+
+
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+
+
+def _split(value: object) -> object:
+    """A comma-separated string, as environment variables carry lists, into its parts."""
+    if isinstance(value, str):
+        return [part for item in value.split(",") if (part := item.strip())]
+    return value
+
+
+class Target(BaseModel):
+    """One server to watch."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: str
+    """Base URL of the server, or the full URL of its metrics page."""
+    name: str = ""
+    """The `target` label; host:port unless given."""
+    metric_prefix: str = ""
+    """What a proxy puts in front of each of the server's names, such as `ray_`."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Labels of your own, shown on `specdec_target_info`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_string(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        name, equals, url = value.partition("=")
+        if equals and not set(name) & set("/:?"):
+            return {"name": name.strip(), "url": url.strip()}
+        return {"url": value.strip()}
+
+    @field_validator("url")
+    @classmethod
+    def _metrics_url(cls, value: str) -> str:
+        parts = urlsplit(value if "://" in value else f"http://{value}")
+        try:
+            usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            usable = False
+        if not usable:
+            raise ValueError(f"{_shown(parts)!r} is not a URL like http://127.0.0.1:8000")
+        path = parts.path if parts.path not in ("", "/") else "/metrics"
+        return urlunsplit(parts._replace(path=path, fragment=""))
+
+    @field_validator("metric_prefix")
+    @classmethod
+    def _prefix(cls, value: str) -> str:
+        if value and not _PREFIX.fullmatch(value):
+            raise ValueError(f"{value!r} cannot begin the name of a metric")
+        return value
+
+    @field_validator("labels")
+    @classmethod
+    def _labels(cls, value: dict[str, str]) -> dict[str, str]:
+        for label in value:
+            if not _LABEL_NAME.fullmatch(label) or label.startswith("__"):
+                raise ValueError(f"{label!r} is not a label name")
+            if label in ("target", "job", "instance"):
+                raise ValueError(f"the label {label!r} is taken")
+        return value
+
+    @model_validator(mode="after")
+    def _named(self) -> Target:
+        if not self.name:
+            object.__setattr__(self, "name", _host_port(urlsplit(self.url)))
+        return self
+
+    @property
+    def shown_url(self) -> str:
+        """The URL without what may be secret: user, password and query."""
+        return _shown(urlsplit(self.url))
+
+
+def _host_port(parts: SplitResult) -> str:
+    host = parts.hostname or ""
+    host = f"[{host}]" if ":" in host else host
+    return f"{host}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
+
+
+def _shown(parts: SplitResult) -> str:
+    netloc = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=netloc, query="", fragment=""))
+
+
+class Settings(BaseSettings):
+    """All settings, with their defaults."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid", frozen=True, env_prefix=ENV_PREFIX, env_nested_delimiter="__"
+    )
+
+    targets: Annotated[tuple[Target, ...], NoDecode, BeforeValidator(_split)] = ()
+    """Servers to watch: a list of URLs, of NAME=URL, or of mappings."""
+    listen: str = "127.0.0.1:19185"
+    """HOST:PORT to serve on; `:PORT` is every IPv4 address of the machine."""
+    interval: Duration = 5.0
+    """Time between scrapes of a target."""
+    timeout: Duration | None = None
+    """Time limit of one scrape; the interval unless given, but at most 10s."""
+    windows: Annotated[tuple[Duration, ...], NoDecode, BeforeValidator(_split)] = (300.0,)
+    """Spans that figures are derived over; with several, each carries a `window` label."""
+    max_page_bytes: int = Field(default=16_000_000, ge=1)
+    """A longer page, counted after decompression, is refused."""
+    variance_inflation: float = Field(default=DEFAULT_INFLATION, ge=1.0)
+    """Assumed overdispersion of accepted tokens until four hours of a target have been seen."""
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = ()
+    """Host names, besides IP addresses and localhost, by which the exporter may be addressed."""
+    admin_token: SecretStr | None = None
+    """Bearer token for requests that change something; without one there are none."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("listen")
+    @classmethod
+    def _listen(cls, value: str) -> str:
+        listen_address(value)
+        return value
+
+    @field_validator("admin_token")
+    @classmethod
+    def _token(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not value.get_secret_value():
+            raise ValueError("the token is empty; leave the setting out to have none")
+        return value
+
+    @field_validator("windows")
+    @classmethod
+    def _windows(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if not value or len(set(value)) != len(value):
+            raise ValueError("name one window or several different ones")
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Settings:
+        names = [target.name for target in self.targets]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two targets are called {name!r}; give each a name of its own")
+        if self.timeout is not None and self.timeout > self.interval:
+            raise ValueError(
+                f"timeout {self.timeout:g}s is longer than the interval {self.interval:g}s"
+            )
+        if min(self.windows) < self.interval:
+            raise ValueError(
+                f"window {min(self.windows):g}s is shorter than the interval {self.interval:g}s"
+            )
+        return self
+
+    @property
+    def scrape_timeout(self) -> float:
+        """Time limit of one scrape in seconds."""
+        return self.timeout or min(self.interval, DEFAULT_TIMEOUT_SECONDS)
+
+
+def listen_address(value: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT; IPv6 in brackets.
+
+    Raises:
+        ValueError: it is not of that form.
+    """
+    host, colon, port = value.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or not port.isdecimal() or int(port) > 65535 or (":" in host and not bracketed):
+        raise ValueError(f"{value!r} is not HOST:PORT, such as 127.0.0.1:19185 or [::1]:19185")
+    if bracketed:
+        host = host[1:-1]
+        ipaddress.IPv6Address(host)
+    return host or "0.0.0.0", int(port)  # noqa: S104 - a port alone asks for all addresses
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One mistake in the settings, and where it stands."""
+
+    place: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.message}"
+
+
+class ConfigError(Exception):
+    """Settings that cannot be used; one problem for each mistake."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+def load(
+    file: Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """Read and check the settings.
+
+    Args:
+        file: YAML file, or None.
+        flags: values from the command line, over all others.
+        environ: the environment; `os.environ` unless given.
+
+    Raises:
+        ConfigError: naming every mistake by file and line, variable or flag.
+    """
+    flags = {name: value for name, value in (flags or {}).items() if value is not None}
+    environ = os.environ if environ is None else environ
+    document = CommentedMap() if file is None else _read_yaml(file)
+    variables = {
+        name[len(ENV_PREFIX) :].lower(): name for name in environ if name.startswith(ENV_PREFIX)
+    }
+    problems = list(_unknown_variables(variables))
+    try:
+        settings = _settings(document, flags, {v: environ[v] for v in variables.values()})
+    except ValidationError as error:
+        problems += [
+            Problem(_place(e["loc"], file, document, flags, variables), _message(e))
+            for e in error.errors(include_url=False)
+        ]
+    if problems:
+        raise ConfigError(problems)
+    return settings
+
+
+def _settings(
+    document: CommentedMap, flags: Mapping[str, Any], environ: Mapping[str, str]
+) -> Settings:
+    class Loaded(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            # Both in one shape: a mapping of settings. Flags first, the file last.
+            from_environ = {
+                name: value
+                for key, value in environ.items()
+                if (name := key[len(ENV_PREFIX) :].lower()) in Settings.model_fields
+            }
+            return tuple(
+                InitSettingsSource(settings_cls, init_kwargs=dict(source))
+                for source in (flags, from_environ, document)
+            )
+
+    return Loaded()
+
+
+def _read_yaml(file: Path) -> CommentedMap:
+    try:
+        document = YAML(typ="rt").load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError([Problem(str(file), error.strerror or str(error))]) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError([Problem(str(file), f"not UTF-8 at byte {error.start}")]) from error
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else str(file)
+        what = " ".join((error.problem or "not YAML").split())
+        raise ConfigError([Problem(place, what)]) from error
+    except (YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError([Problem(str(file), f"not YAML: {error}")]) from error
+    if document is None:
+        return CommentedMap()
+    if not isinstance(document, CommentedMap):
+        raise ConfigError([Problem(f"{file}:1", "expected settings as `key: value` lines")])
+    return document
+
+
+def _unknown_variables(variables: Mapping[str, str]) -> Iterable[Problem]:
+    for key, name in variables.items():
+        known = key in Settings.model_fields or key == "config"
+        if not known and not _SERVICE_LINK.fullmatch(name):
+            yield Problem(name, _unknown(key, Settings.model_fields, ENV_PREFIX))
+
+
+def _unknown(key: str, known: Iterable[str], prefix: str = "") -> str:
+    names = sorted(known)
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    shown = [f"{prefix}{n.upper() if prefix else n}" for n in (near or names)]
+    return (
+        f"no such setting; did you mean {shown[0]}?"
+        if near
+        else (f"no such setting; there are {', '.join(shown)}")
+    )
+
+
+def _message(error: Any) -> str:
+    loc: tuple[str | int, ...] = error["loc"]
+    if error["type"] == "extra_forbidden":
+        return f"{loc[-1]}: {_unknown(str(loc[-1]), _fields_at(loc[:-1]))}"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    path = ".".join(str(part) for part in loc)
+    return f"{path}: {message}" if path else message
+
+
+def _fields_at(loc: Sequence[str | int]) -> Iterable[str]:
+    """The settings that may stand at a place, by walking the models' annotations."""
+    model: Any = Settings
+    for part in loc:
+        if isinstance(part, str) and part in model.model_fields:
+            model = next(_models_in(model.model_fields[part].annotation), model)
+    return list(model.model_fields)
+
+
+def _models_in(annotation: Any) -> Iterator[Any]:
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        yield from _models_in(argument)
+
+
+def _place(
+    loc: Sequence[str | int],
+    file: Path | None,
+    document: CommentedMap,
+    flags: Mapping[str, Any],
+    variables: Mapping[str, str],
+) -> str:
+    top = str(loc[0]) if loc else ""
+    if top in flags:
+        return f"--{_FLAG_NAMES.get(top, top)}"
+    if top in variables:
+        return variables[top]
+    if file is None:
+        return "settings"
+    line = 1
+    node: Any = document
+    for part in loc:
+        if isinstance(node, CommentedMap) and part in node:
+            line = node.lc.key(part)[0] + 1
+        elif isinstance(node, CommentedSeq) and isinstance(part, int) and part < len(node):
+            line = node.lc.item(part)[0] + 1
+        else:
+            break
+        node = node[part]
+    return f"{file}:{line}"
+
+
+_FLAG_NAMES = {"targets": "target"}

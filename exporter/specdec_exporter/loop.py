@@ -1,0 +1,207 @@
+"""Measures every target at its interval, and publishes what it found.
+
+It owns the clock, the state and the tasks. Each target has a monitor that is told what a scrape
+gave and when; the tasks around it only wait and fetch. One target's trouble is its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import httpx
+import structlog
+
+from specdec_exporter.config import Settings, Target
+from specdec_exporter.measure import Meter
+from specdec_exporter.model import Measurement, Reason, ScrapeError, TargetStatus
+from specdec_exporter.parse import parse
+from specdec_exporter.scrape import fetch, new_client
+
+EXPIRY_INTERVALS = 3
+"""A target that has not answered for so many intervals loses its figures, but not its counters."""
+
+log = structlog.get_logger()
+
+
+class Clock:
+    """Unix time that never goes back: the wall clock at start, then the monotonic one."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+
+    def __call__(self) -> float:
+        return self._offset + time.monotonic()
+
+
+class Monitor:
+    """The state of one target, fed with what its scrapes gave."""
+
+    def __init__(self, target: Target, settings: Settings) -> None:
+        self.target = target
+        self._interval = settings.interval
+        self._meter = Meter(settings.windows, settings.variance_inflation)
+        self._measurements: tuple[Measurement, ...] = ()
+        self._failures: Counter[str] = Counter()
+        self._last_success: float | None = None
+        self._state: str | None = None
+        self.status = TargetStatus(
+            name=target.name,
+            url=target.shown_url,
+            labels=tuple(sorted(target.labels.items())),
+            up=False,
+            scrapes=0,
+            scrape_duration_seconds=None,
+            last_success=None,
+            failures=(),
+            last_error=None,
+            totals=(),
+            measurements=(),
+        )
+
+    def observe(self, result: bytes | ScrapeError, *, t: float, duration: float) -> None:
+        """Take in what the scrape begun at `t` gave; a failure is counted, never raised.
+
+        Args:
+            result: the page, or why there is none.
+            t: unix seconds that never go back.
+            duration: of the scrape, seconds.
+        """
+        error = result if isinstance(result, ScrapeError) else self._measure(result, t)
+        if error is None:
+            self._last_success = t
+        else:
+            self._failures[error.reason] += 1
+            silent = t - (self._last_success if self._last_success is not None else t)
+            if silent > EXPIRY_INTERVALS * self._interval:
+                self._measurements = ()
+        self._log_change(error)
+        self.status = TargetStatus(
+            name=self.target.name,
+            url=self.target.shown_url,
+            labels=self.status.labels,
+            up=error is None,
+            scrapes=self.status.scrapes + 1,
+            scrape_duration_seconds=duration,
+            last_success=self._last_success,
+            failures=tuple(sorted(self._failures.items())),
+            last_error=None if error is None else error.detail,
+            totals=self._meter.totals(),
+            measurements=self._measurements,
+        )
+
+    def _measure(self, page: bytes, t: float) -> ScrapeError | None:
+        try:
+            snapshot = parse(page, t=t, metric_prefix=self.target.metric_prefix)
+            self._measurements = self._meter.add(snapshot)
+        except ScrapeError as error:
+            return error
+        except Exception as error:
+            # A page that breaks us is our mistake, yet it must not end the other targets' watch.
+            log.exception("internal error", target=self.target.name)
+            return ScrapeError(Reason.INTERNAL, f"{type(error).__name__}; please report the log")
+        return None
+
+    def _log_change(self, error: ScrapeError | None) -> None:
+        state = "up" if error is None else str(error.reason)
+        if state == self._state:
+            return
+        self._state = state
+        if error is None:
+            log.info("target up", target=self.target.name, url=self.target.shown_url)
+        else:
+            log.warning(
+                "scrape failed",
+                target=self.target.name,
+                url=self.target.shown_url,
+                reason=str(error.reason),
+                detail=error.detail,
+            )
+
+
+class Loop:
+    """All targets, one task each.
+
+    Args:
+        settings: what to watch and how.
+        clock: gives unix seconds that never go back.
+    """
+
+    def __init__(self, settings: Settings, clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or Clock()
+        self._settings = settings
+        self._monitors = {t.name: Monitor(t, settings) for t in settings.targets}
+        self._changed = asyncio.Event()
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+        return self._settings
+
+    def statuses(self) -> tuple[TargetStatus, ...]:
+        """What the last cycle found, in the order of the settings."""
+        return tuple(monitor.status for monitor in self._monitors.values())
+
+    def reload(self, settings: Settings) -> None:
+        """Put new settings in force; a target that stays as it was keeps its history.
+
+        Changing how everything is measured begins every history anew.
+        """
+        old, keep = self._settings, self._monitors
+        if (old.windows, old.interval, old.variance_inflation) != (
+            settings.windows,
+            settings.interval,
+            settings.variance_inflation,
+        ):
+            keep = {}
+        self._settings = settings
+        self._monitors = {
+            t.name: keep[t.name]
+            if t.name in keep and keep[t.name].target == t
+            else Monitor(t, settings)
+            for t in settings.targets
+        }
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Scrape until cancelled."""
+        while True:
+            self._changed.clear()
+            settings = self._settings
+            tls = any(t.url.startswith("https") for t in settings.targets)
+            async with new_client(tls=tls) as client, asyncio.TaskGroup() as tasks:
+                # The targets' ticks are spread over one second, so that many do not come at once.
+                delays = [i / len(self._monitors) for i in range(len(self._monitors))]
+                running = [
+                    tasks.create_task(self._watch(monitor, settings, client, delay))
+                    for monitor, delay in zip(self._monitors.values(), delays, strict=True)
+                ]
+                await self._changed.wait()
+                for task in running:
+                    task.cancel()
+
+    async def _watch(
+        self, monitor: Monitor, settings: Settings, client: httpx.AsyncClient, delay: float
+    ) -> None:
+        await asyncio.sleep(delay)
+        due = self._clock()
+        while True:
+            t = self._clock()
+            result: bytes | ScrapeError
+            try:
+                result = await fetch(
+                    client,
+                    monitor.target.url,
+                    timeout=settings.scrape_timeout,
+                    max_page_bytes=settings.max_page_bytes,
+                )
+            except ScrapeError as error:
+                result = error
+            now = self._clock()
+            monitor.observe(result, t=t, duration=now - t)
+            # Ticks that a slow target missed are left out, not caught up.
+            due += settings.interval * max(1, math.ceil((now - due) / settings.interval))
+            await asyncio.sleep(due - self._clock())

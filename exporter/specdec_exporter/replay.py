@@ -1,0 +1,191 @@
+"""Recorded scrapes through the same parsing, windows and formulas as live ones.
+
+The recorded time is the clock. A scrape that cannot be used is reported and passed over, as it would
+be live.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specdec_exporter.measure import Meter
+from specdec_exporter.model import Derived, Reason, ScrapeError
+from specdec_exporter.parse import parse
+
+_KEYS = (
+    "model_name",
+    "engine",
+    "window_seconds",
+    "covered_seconds",
+    "drafts",
+    "padded_drafts",
+    "num_speculative_tokens",
+    "acceptance_ratio",
+    "acceptance_ratio_stderr",
+    "front_acceptance_ratio",
+    "mean_acceptance_length",
+    "position_acceptance_ratio",
+    "position_conditional_acceptance_ratio",
+    "mean_draft_length",
+    "draft_coverage_ratio",
+    "tokens_per_step",
+    "step_seconds",
+    "tpot_seconds",
+    "decode_concurrency",
+)
+
+
+class RecordingError(Exception):
+    """A recording that cannot be read at all; the message names it and says what was expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One recorded scrape and where it stands."""
+
+    place: str
+    t: float
+    page: bytes
+    excerpt: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A recorded scrape that gave no figures."""
+
+    place: str
+    error: ScrapeError
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.error}"
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The figures of one engine, or of all, over one window, as of one recorded scrape."""
+
+    t: float
+    target: str
+    derived: Derived
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values under the names of the formulas; what has no value is None."""
+        values = {key: getattr(self.derived, key) for key in _KEYS}
+        return {"t": self.t, "target": self.target, **values}
+
+
+def replay(
+    path: Path, windows: Sequence[float], *, variance_inflation: float, metric_prefix: str = ""
+) -> Iterator[Replayed | Rejected]:
+    """Measure one recording.
+
+    Args:
+        path: a `.jsonl` file of `{"t": seconds, "m": [lines]}`, or a folder of `*.prom` pages.
+        windows: spans in seconds.
+        variance_inflation: assumed until the recording itself spans four hours.
+        metric_prefix: as in the settings of a target.
+
+    Yields:
+        For each scrape in time order, each window and each engine one result, and for several
+        engines one more called `all`; or one rejection.
+
+    Raises:
+        RecordingError: there is nothing to replay at the path.
+    """
+    meter = Meter(windows, variance_inflation)
+    for recorded in read_recording(path):
+        if isinstance(recorded, Rejected):
+            yield recorded
+            continue
+        try:
+            snapshot = parse(
+                recorded.page,
+                t=recorded.t,
+                metric_prefix=metric_prefix,
+                excerpt=recorded.excerpt,
+            )
+            measurements = meter.add(snapshot)
+        except ScrapeError as error:
+            yield Rejected(recorded.place, error)
+            continue
+        for measurement in measurements:
+            several = len(measurement.engines) > 1
+            for derived in (*measurement.engines, *([measurement.total] if several else [])):
+                yield Replayed(recorded.t, path.stem, derived)
+
+
+def read_recording(path: Path) -> Iterable[Recorded | Rejected]:
+    """The scrapes of a recording; a folder's in time order, a file's as they stand.
+
+    Raises:
+        RecordingError: the path is neither kind of recording, or empty.
+    """
+    if path.is_dir():
+        return _read_folder(path)
+    if path.suffix == ".jsonl":
+        return _read_lines(path)
+    raise RecordingError(
+        f"{path}: expected a .jsonl file or a folder of .prom pages"
+        + ("" if path.exists() else "; there is nothing at this path")
+    )
+
+
+def _read_folder(folder: Path) -> list[Recorded | Rejected]:
+    pages = [_read_page(file) for file in sorted(folder.glob("*.prom"))]
+    if not pages:
+        raise RecordingError(f"{folder}: there are no .prom pages in this folder")
+    return sorted(pages, key=lambda page: page.t if isinstance(page, Recorded) else -math.inf)
+
+
+def _read_page(file: Path) -> Recorded | Rejected:
+    page = file.read_bytes()
+    first = page.partition(b"\n")[0]
+    t = file.stat().st_mtime
+    if first.startswith(b"# scraped_at"):
+        try:
+            t = _time(float(first.removeprefix(b"# scraped_at")))
+        except ValueError:
+            return _malformed(f"{file}:1", "expected `# scraped_at SECONDS`")
+    return Recorded(str(file), t, page, excerpt=False)
+
+
+def _read_lines(file: Path) -> Iterator[Recorded | Rejected]:
+    try:
+        lines = file.open("rb")
+    except OSError as error:
+        raise RecordingError(f"{file}: {error.strerror}") from error
+    empty = True
+    with lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                empty = False
+                yield _read_line(f"{file}:{number}", line)
+    if empty:
+        raise RecordingError(f"{file}: the recording is empty")
+
+
+def _read_line(place: str, line: bytes) -> Recorded | Rejected:
+    try:
+        value = json.loads(line)
+        t, metrics = _time(float(value["t"])), value["m"]
+        if not isinstance(metrics, list):
+            raise TypeError
+        page = "".join(f"{metric}\n" for metric in metrics).encode()
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return _malformed(place, 'expected {"t": seconds, "m": [metric lines]}')
+    return Recorded(place, t, page, excerpt=True)
+
+
+def _time(t: float) -> float:
+    if not math.isfinite(t):
+        raise ValueError("not a time")
+    return t
+
+
+def _malformed(place: str, expected: str) -> Rejected:
+    return Rejected(place, ScrapeError(Reason.MALFORMED, expected))

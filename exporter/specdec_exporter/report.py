@@ -1,0 +1,92 @@
+"""Figures for a terminal: as a table for people, as JSON lines for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.table import Table
+
+from specdec_exporter.expose import format_window
+from specdec_exporter.model import Derived
+from specdec_exporter.replay import Replayed
+
+NO_VALUE = "–"
+COLUMNS = (
+    "k",
+    "drafts",
+    "acceptance",
+    "MAL",
+    "positions",
+    "TPOT",
+    "step",
+    "tokens/step",
+    "in decode",
+)
+
+
+def percent(value: float | None, stderr: float | None = None) -> str:
+    """A ratio in percent, with half of its 95 % interval where the error is known."""
+    if value is None:
+        return NO_VALUE
+    error = "" if stderr is None else f" ± {196 * stderr:.1f}"
+    return f"{100 * value:.1f}{error} %"
+
+
+def number(value: float | None, digits: int) -> str:
+    """A number, or the sign for none."""
+    return NO_VALUE if value is None else f"{value:.{digits}f}"
+
+
+def milliseconds(value: float | None) -> str:
+    """Seconds as milliseconds, or the sign for none."""
+    return NO_VALUE if value is None else f"{1000 * value:.2f} ms"
+
+
+def cells(derived: Derived) -> tuple[str, ...]:
+    """The figures under COLUMNS."""
+    positions = derived.position_acceptance_ratio
+    return (
+        str(derived.num_speculative_tokens),
+        number(derived.drafts, 0),
+        percent(derived.acceptance_ratio, derived.acceptance_ratio_stderr),
+        number(derived.mean_acceptance_length, 2),
+        " ".join(NO_VALUE if p is None else f"{100 * p:.0f}" for p in positions) or NO_VALUE,
+        milliseconds(derived.tpot_seconds),
+        milliseconds(derived.step_seconds),
+        number(derived.tokens_per_step, 2),
+        number(derived.decode_concurrency, 1),
+    )
+
+
+def print_json(results: Iterable[Replayed]) -> int:
+    """Print one JSON object a line; returns how many."""
+    count = 0
+    for count, result in enumerate(results, start=1):
+        print(json.dumps(result.to_dict()))
+    return count
+
+
+def print_table(results: Iterable[Replayed]) -> int:
+    """Print a table with a row for each result; returns how many."""
+    rows = list(results)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("target", "seconds", "engine", "window"):
+        table.add_column(column)
+    for column in COLUMNS:
+        table.add_column(column, justify="right", no_wrap=True)
+    start: dict[str, float] = {}
+    for row in rows:
+        elapsed = row.t - start.setdefault(row.target, row.t)
+        derived = row.derived
+        table.add_row(
+            row.target,
+            f"{elapsed:.1f}",
+            derived.engine,
+            format_window(derived.window_seconds),
+            *cells(derived),
+        )
+    if rows:
+        Console(width=None if Console().is_terminal else 160).print(table)
+    return len(rows)

@@ -1,0 +1,121 @@
+"""One HTTP GET to bytes, or a typed failure.
+
+Only the address that it is given is fetched: redirects are not followed and no proxy is taken from
+the environment. It knows nothing of what is on the page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import zlib
+from urllib.parse import urlsplit
+
+import httpx
+
+from specdec_exporter.model import Reason, ScrapeError
+
+_HEADERS = {
+    "Accept": "text/plain;version=0.0.4,*/*;q=0.1",
+    # Compressing costs the server's processor more than the page costs a local wire.
+    "Accept-Encoding": "identity",
+    "User-Agent": "specdec-exporter",
+}
+# Servers close idle connections after five seconds and more; one reused at that moment breaks.
+_KEEPALIVE_SECONDS = 2.0
+
+
+def new_client(*, tls: bool) -> httpx.AsyncClient:
+    """An HTTP client for `fetch`; without `tls` it does not load the system's certificates."""
+    return httpx.AsyncClient(
+        headers=_HEADERS,
+        follow_redirects=False,
+        trust_env=False,
+        verify=ssl.create_default_context() if tls else False,
+        limits=httpx.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_SECONDS),
+    )
+
+
+async def fetch(
+    client: httpx.AsyncClient, url: str, *, timeout: float, max_page_bytes: int
+) -> bytes:
+    """The decompressed body of a GET.
+
+    Args:
+        client: from `new_client`.
+        url: of the metrics page.
+        timeout: for all of it, seconds, however slowly it drips.
+        max_page_bytes: after decompression.
+
+    Raises:
+        ScrapeError: whatever went wrong.
+    """
+    try:
+        async with asyncio.timeout(timeout), client.stream("GET", url, timeout=None) as response:
+            _check(response)
+            return await _body(response, max_page_bytes)
+    except TimeoutError as error:
+        raise ScrapeError(
+            Reason.TIMEOUT,
+            f"no whole page within {timeout:g}s; raise timeout, or is it overloaded?",
+        ) from error
+    except httpx.ConnectError as error:
+        raise ScrapeError(
+            Reason.CONNECT, f"cannot connect ({_short(error)}); is the server up, the port right?"
+        ) from error
+    except httpx.RemoteProtocolError as error:
+        cut = "without sending complete message body" in str(error)
+        raise ScrapeError(
+            Reason.TRUNCATED if cut else Reason.PROTOCOL,
+            f"the server broke off ({_short(error)})",
+        ) from error
+    except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
+        raise ScrapeError(Reason.PROTOCOL, f"the transfer failed ({_short(error)})") from error
+
+
+def _check(response: httpx.Response) -> None:
+    status = response.status_code
+    if response.has_redirect_location:
+        to = urlsplit(response.headers["location"])
+        shown = f"{to.netloc.rpartition('@')[2]}{to.path}"
+        raise ScrapeError(
+            Reason.REDIRECT,
+            f"status {status} to {shown!r}; set the final address, none is followed",
+        )
+    if status != httpx.codes.OK:
+        raise ScrapeError(
+            Reason.HTTP_STATUS, f"status {status} {response.reason_phrase}; expected 200"
+        )
+
+
+async def _body(response: httpx.Response, max_page_bytes: int) -> bytes:
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", "", "gzip", "x-gzip", "deflate"):
+        raise ScrapeError(Reason.ENCODING, f"content-encoding {encoding!r} was not asked for")
+    # A header of either zlib or gzip is recognised; the limit holds after decompression, so a small
+    # body cannot become a large page.
+    inflate = None if encoding in ("identity", "") else zlib.decompressobj(wbits=47)
+    page = bytearray()
+    async for chunk in response.aiter_raw():
+        if inflate is None:
+            page += chunk
+        else:
+            page += _inflate(inflate, chunk, max_page_bytes + 1 - len(page))
+        if len(page) > max_page_bytes:
+            raise ScrapeError(
+                Reason.TOO_LARGE, f"the page is over max_page_bytes ({max_page_bytes})"
+            )
+    if inflate is not None and not inflate.eof:
+        raise ScrapeError(Reason.TRUNCATED, "the compressed page ends early")
+    return bytes(page)
+
+
+def _inflate(inflate: zlib._Decompress, chunk: bytes, most: int) -> bytes:
+    try:
+        return inflate.decompress(chunk, most)
+    except zlib.error as error:
+        raise ScrapeError(Reason.ENCODING, f"the compressed page is broken ({error})") from error
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:120] or type(error).__name__

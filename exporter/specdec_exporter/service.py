@@ -1,0 +1,116 @@
+"""The running exporter: the loop, the web server, reload and signals, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable
+
+import structlog
+import uvicorn
+
+from specdec_exporter import __version__
+from specdec_exporter.app import create_app
+from specdec_exporter.config import ConfigError, Settings, listen_address
+from specdec_exporter.loop import Loop
+from specdec_exporter.model import ExporterStatus
+
+log = structlog.get_logger()
+
+
+class Exporter:
+    """Everything between the settings and the port.
+
+    Args:
+        settings: checked settings.
+        load: reads them anew; what a reload calls.
+    """
+
+    def __init__(self, settings: Settings, load: Callable[[], Settings]) -> None:
+        self._load = load
+        self._loop = Loop(settings)
+        self._reloaded = True
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force."""
+        return self._loop.settings
+
+    def status(self) -> ExporterStatus:
+        """What is known now."""
+        return ExporterStatus(
+            version=__version__,
+            targets=self._loop.statuses(),
+            window_label=len(self.settings.windows) > 1,
+            last_reload_successful=self._reloaded,
+        )
+
+    def reload(self) -> None:
+        """Read the settings anew and put them in force; `listen` needs a restart.
+
+        Raises:
+            ConfigError: they cannot be used; the old ones stay in force.
+        """
+        try:
+            settings = self._load()
+            if settings.listen != self.settings.listen:
+                log.warning("listen changes at the next start", listen=settings.listen)
+            self._loop.reload(settings)
+        except ConfigError as error:
+            self._reloaded = False
+            for problem in error.problems:
+                log.error("reload failed", place=problem.place, problem=problem.message)
+            raise
+        self._reloaded = True
+        log.info("reloaded", targets=len(settings.targets))
+
+    def _reload_on_signal(self) -> None:
+        try:
+            self.reload()
+        except ConfigError:
+            return  # Logged and counted; a signal has nobody to answer.
+
+    async def run(self, listener: socket.socket) -> None:
+        """Serve on a bound socket until a signal to stop."""
+        config = uvicorn.Config(
+            create_app(self),
+            access_log=False,
+            log_config=None,
+            lifespan="off",
+            server_header=False,
+            http="h11",
+            ws="none",
+            timeout_graceful_shutdown=3,
+        )
+        server = uvicorn.Server(config)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_on_signal)
+        measuring = asyncio.create_task(self._loop.run())
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        done, _ = await asyncio.wait({measuring, serving}, return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+        await serving
+        measuring.cancel()
+        await asyncio.gather(measuring, return_exceptions=True)
+        for task in done:
+            task.result()
+
+
+def bind(listen: str) -> socket.socket:
+    """A listening socket on HOST:PORT, so that a port in use is known before anything starts.
+
+    Raises:
+        OSError: the address cannot be had.
+    """
+    host, port = listen_address(listen)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(128)
+    except OSError:
+        listener.close()
+        raise
+    listener.setblocking(False)
+    return listener
