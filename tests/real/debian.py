@@ -67,7 +67,7 @@ def _fetch(program: str) -> Path:
     for tool in ("apt-get", "dpkg"):
         if not shutil.which(tool):
             raise MissingProgramError(
-                f"{program} is not on PATH, and without {tool} it cannot be fetched: install it"
+                f"not on PATH, and without {tool} it cannot be fetched: install it by hand"
             )
     home = cache()
     home.mkdir(parents=True, exist_ok=True)

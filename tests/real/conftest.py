@@ -1,0 +1,70 @@
+"""What the tests against real programs share: the programs, and an exporter that watches a demo."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.real import debian
+from tests.real.vllm_bed import free_port
+
+
+def program(name: str) -> Path:
+    """One of Debian's programs; without it the test fails in the CI, and is skipped elsewhere."""
+    if path := debian.find(name):
+        return path
+    missing = f"there is no {name}; get it with: python -m tests.real.debian {name}"
+    if os.environ.get("CI"):
+        pytest.fail(missing)
+    pytest.skip(missing)
+
+
+@pytest.fixture(scope="session")
+def prometheus_binary() -> Path:
+    return program("prometheus")
+
+
+@pytest.fixture(scope="session")
+def promtool() -> Path:
+    return program("promtool")
+
+
+@pytest.fixture(scope="session")
+def demo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of `specdec-exporter demo` on the healthy scenario, once it serves ratios."""
+    url = f"http://127.0.0.1:{free_port()}"
+    log = tmp_path_factory.mktemp("demo") / "demo.log"
+    command = Path(sys.executable).with_name("specdec-exporter")
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(
+            [command, "demo", "--listen", url.removeprefix("http://"), "--scenario", "healthy"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        ) as process,
+    ):
+        try:
+            deadline = time.monotonic() + 60
+            while "\nspecdec_acceptance_ratio{" not in _page(url):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    pytest.fail(f"the demo served no ratio:\n{log.read_text()[-2000:]}")
+                time.sleep(0.1)
+            yield url
+        finally:
+            process.terminate()
+            process.wait(timeout=15)
+
+
+def _page(url: str) -> str:
+    try:
+        return httpx.get(f"{url}/metrics", timeout=5).text
+    except httpx.TransportError:
+        return ""

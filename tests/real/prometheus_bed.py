@@ -1,0 +1,120 @@
+"""A real Prometheus for tests: a server over given targets, and questions to its HTTP API.
+
+Nothing here knows the exporter: a test compares what the two say.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.real.vllm_bed import free_port
+
+START_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Series:
+    """One series as Prometheus stores it: its labels, and its samples as (unix seconds, value)."""
+
+    labels: Mapping[str, str]
+    samples: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class Prometheus:
+    """A running Prometheus."""
+
+    url: str
+
+    def api(self, path: str, **arguments: str) -> Any:
+        """The `data` of one answer of the HTTP API; an error of Prometheus is an error here."""
+        answer = httpx.get(f"{self.url}/api/v1/{path}", params=arguments, timeout=10)
+        document = answer.json()
+        assert document["status"] == "success", document
+        return document["data"]
+
+    def samples(self, selector: str, seconds: int, until: float) -> list[Series]:
+        """The raw samples of all series of a selector in the seconds before `until`."""
+        data = self.api("query", query=f"{selector}[{seconds}s]", time=f"{until:.3f}")
+        return [
+            Series(row["metric"], tuple((t, float(value)) for t, value in row["values"]))
+            for row in data["result"]
+        ]
+
+    def targets(self) -> dict[str, dict[str, Any]]:
+        """The active targets by the name of their job."""
+        active = self.api("targets", state="active")["activeTargets"]
+        return {target["labels"]["job"]: target for target in active}
+
+    def wait_until_scraped(self, job: str, seconds: float = 30) -> dict[str, Any]:
+        """The target of a job, once Prometheus has tried it."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            target = self.targets().get(job)
+            if target is not None and target["health"] != "unknown":
+                return target
+            time.sleep(0.1)
+        raise AssertionError(f"Prometheus did not try {job} within {seconds} seconds")
+
+
+@contextmanager
+def running(
+    binary: Path, folder: Path, jobs: Mapping[str, str], scrape_interval: str = "1s"
+) -> Iterator[Prometheus]:
+    """A Prometheus that scrapes, under the name of each job, the one URL given for it."""
+    config = {
+        "global": {"scrape_interval": scrape_interval, "scrape_timeout": scrape_interval},
+        "scrape_configs": [
+            {
+                "job_name": job,
+                "metrics_path": httpx.URL(url).path,
+                "static_configs": [{"targets": [httpx.URL(url).netloc.decode()]}],
+            }
+            for job, url in jobs.items()
+        ],
+    }
+    # YAML takes JSON as it is.
+    (folder / "prometheus.yml").write_text(json.dumps(config))
+    address = f"127.0.0.1:{free_port()}"
+    log = folder / "prometheus.log"
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(
+            [
+                binary,
+                f"--config.file={folder / 'prometheus.yml'}",
+                f"--storage.tsdb.path={folder / 'data'}",
+                f"--web.listen-address={address}",
+                "--log.level=warn",
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        ) as process,
+    ):
+        try:
+            _wait_until_ready(f"http://{address}/-/ready", process, log)
+            yield Prometheus(f"http://{address}")
+        finally:
+            process.kill()
+
+
+def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            if httpx.get(url, timeout=1).status_code == httpx.codes.OK:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.05)
+    raise AssertionError(f"Prometheus did not start:\n{log.read_text()[-2000:]}")
