@@ -80,7 +80,7 @@ def acceptance_law(
     return _law(tuple(rates), spread, stop, round(shift, 3))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def solve_spread(rates: tuple[float, ...], stop: float, variance_inflation: float) -> float:
     """The spread that gives a variance inflation; `MAX_SPREAD` where none reaches it.
 
@@ -120,7 +120,7 @@ def solve_stop(rates: tuple[float, ...], mean_drafts: float) -> float:
     return _bisect(lambda stop: mean_drafts - drafts_per_request(rates, stop), 1e-9, 1.0)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def _law(rates: tuple[float, ...], spread: float, stop: float, shift: float) -> AcceptanceLaw:
     logits = _position_logits(rates, spread)
     levels = []
@@ -158,7 +158,7 @@ def _law(rates: tuple[float, ...], spread: float, stop: float, shift: float) -> 
     )
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def _position_logits(rates: tuple[float, ...], spread: float) -> tuple[float, ...]:
     """The a_i that give each position its mean."""
     logits = []

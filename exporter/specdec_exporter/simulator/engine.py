@@ -190,11 +190,6 @@ class Engine:
         """Requests in the queue."""
         return len(self._waiting) - self._waiting_from
 
-    @property
-    def law(self) -> AcceptanceLaw | None:
-        """What new requests' drafts are drawn from; None while there are no drafts."""
-        return self._law
-
     def kv_cache_usage(self) -> float:
         """Share of the cache that the batch's tokens fill, 0..1; call `count` first."""
         tokens = sum(r.prompt + r.output - r.remaining for r in self._running.values())

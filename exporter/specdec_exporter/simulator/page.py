@@ -109,10 +109,11 @@ def render(engines: Sequence[Engine], scenario: Scenario, started: float, uptime
                 total = float(engine.prompt_tokens + engine.generation_tokens)
             series.append((labels, histogram, total))
         page.histogram(f"vllm:{name}", text, series)
+    cache = _cache_config(scenario)
     page.gauge(
         "vllm:cache_config_info",
         "Settings of the KV cache.",
-        [({**_cache_config(scenario), **labels}, 1.0) for labels, _ in labelled],
+        [({**cache, "engine": labels["engine"]}, 1.0) for labels, _ in labelled],
     )
     _http(page, engines)
     return page.text()
@@ -178,9 +179,13 @@ class _Page:
 
     def _samples(self, name: str, series: Iterable[_Series]) -> None:
         for labels, value in series:
-            inside = ",".join(f'{key}="{labels[key]}"' for key in sorted(labels))
+            inside = ",".join(f'{key}="{_escaped(labels[key])}"' for key in sorted(labels))
             braces = f"{{{inside}}}" if inside else ""
             self._lines.append(f"{name}{braces} {_number(value)}")
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
 def _process(page: _Page, started: float, uptime: float) -> None:

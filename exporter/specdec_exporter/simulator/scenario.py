@@ -170,6 +170,7 @@ class Scenario:
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 8192
     kv_cache_tokens: int = 131072
+    """For the usage gauge alone: nothing is preempted."""
     model_name: str = "google/gemma-4-E4B-it"
     day_seconds: float = 86400.0
     """Length of the day of both daily cycles."""

@@ -20,6 +20,9 @@ _VERSION = json.dumps({"version": "0.32.0"}).encode()
 _READ_TIMEOUT = 60.0
 _REBIND_SECONDS = 0.2
 
+_LONGEST_LEAP = 10.0
+"""Seconds to let pass before simulating them, so that a late first scrape is not a slow one."""
+
 
 class SimulatorServer:
     """A simulated server on a port, to `start` and `stop` or to use with `async with`.
@@ -42,7 +45,7 @@ class SimulatorServer:
         self._simulator: Simulator | None = None
         self._began = 0.0
         self._listener: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._watcher: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
 
@@ -110,8 +113,9 @@ class SimulatorServer:
         if listener is None:
             return
         listener.close()
-        for writer in list(self._writers):
+        for writer in self._connections.values():
             writer.transport.abort()
+        await asyncio.gather(*self._connections, return_exceptions=True)
         await listener.wait_closed()
 
     async def _watch(self) -> None:
@@ -129,22 +133,24 @@ class SimulatorServer:
             elif not simulator.up:
                 await self._vanish()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, wait) if wait < 1e9 else None):
+                async with asyncio.timeout(min(max(0.0, wait), _LONGEST_LEAP)):
                     await self._changed.wait()
 
     async def _serve_connection(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        self._writers.add(writer)
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections[task] = writer
         try:
             while await self._serve_request(reader, writer):
                 pass
         except (ConnectionError, TimeoutError, asyncio.IncompleteReadError):
             pass
         except asyncio.LimitOverrunError:
-            writer.write(_response("431 Request Header Fields Too Large", b"", "text/plain", False))
+            writer.write(_response("431 Request Header Fields Too Large", b"", keep=False))
         finally:
-            self._writers.discard(writer)
+            del self._connections[task]
             writer.close()
 
     async def _serve_request(
@@ -159,26 +165,27 @@ class SimulatorServer:
             writer.transport.abort()
             return False
         request, *headers = head.decode("latin-1").split("\r\n")
-        method, _, rest = request.partition(" ")
-        path, _, version = rest.rpartition(" ")
+        method, path, version = (*request.split(" "), "", "")[:3]
         # A body would have to be read before the next request, so its connection ends.
-        lowered = [h.lower().replace(" ", "") for h in headers]
-        keep = version == "HTTP/1.1" and not any(
-            h == "connection:close" or h.startswith(("content-length:", "transfer-encoding:"))
-            for h in lowered
+        headers = [header.lower() for header in headers]
+        names = {header.partition(":")[0] for header in headers}
+        keep = (
+            version == "HTTP/1.1"
+            and names.isdisjoint({"content-length", "transfer-encoding"})
+            and "connection: close" not in headers
         )
-        status, body, kind = "404 Not Found", b'{"detail":"Not Found"}', "application/json"
-        path = path.partition("?")[0]
-        if path in ("/metrics", "/metrics/", "/health", "/version"):
-            if method not in ("GET", "HEAD"):
-                status, body = "405 Method Not Allowed", b'{"detail":"Method Not Allowed"}'
-            elif path.startswith("/metrics"):
-                status, body, kind = "200 OK", simulator.page(), CONTENT_TYPE
-            elif path == "/version":
-                status, body = "200 OK", _VERSION
-            else:
-                status, body, kind = "200 OK", b"", "text/plain; charset=utf-8"
-        writer.write(_response(status, body, kind, keep, with_body=method != "HEAD"))
+        match path.partition("?")[0].rstrip("/"):
+            case "/metrics" | "/health" | "/version" if method != "GET":
+                response = _response("405 Method Not Allowed", b"", keep=keep)
+            case "/metrics":
+                response = _response("200 OK", simulator.page(), keep=keep, kind=CONTENT_TYPE)
+            case "/health":
+                response = _response("200 OK", b"", keep=keep)
+            case "/version":
+                response = _response("200 OK", _VERSION, keep=keep)
+            case _:
+                response = _response("404 Not Found", b'{"detail":"Not Found"}', keep=keep)
+        writer.write(response)
         await writer.drain()
         return keep
 
@@ -193,12 +200,11 @@ async def serve(scenario: Scenario, host: str = "127.0.0.1", port: int = 0, seed
         await asyncio.Event().wait()
 
 
-def _response(status: str, body: bytes, kind: str, keep: bool, *, with_body: bool = True) -> bytes:
+def _response(status: str, body: bytes, *, keep: bool, kind: str = "application/json") -> bytes:
     head = (
         f"HTTP/1.1 {status}\r\n"
-        "server: uvicorn\r\n"
         f"content-type: {kind}\r\n"
         f"content-length: {len(body)}\r\n"
         f"connection: {'keep-alive' if keep else 'close'}\r\n\r\n"
     )
-    return head.encode() + (body if with_body else b"")
+    return head.encode() + body

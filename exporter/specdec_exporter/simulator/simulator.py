@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import count, zip_longest
 from random import Random
@@ -191,7 +191,7 @@ class Simulator:
 
     def truth(self) -> Truth:
         """What the server did, as no scrape can tell it."""
-        total = self._ended
+        total = replace(self._ended, t=self.now)
         for engine in self._engines:
             engine.count()
             tokens = engine.generation_tokens - engine.first_tokens
