@@ -17,6 +17,7 @@ The length of a request after its first token is geometric: it ends after any to
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,7 +38,10 @@ class Level:
     positions: tuple[float, ...]
     """Probability that a draft has at least i + 1 accepted tokens, for i = 0..k−1."""
     cumulative: tuple[float, ...]
-    """Probability of at most j accepted tokens, for j = 0..k."""
+    """Probability of at most j accepted tokens, for j = 0..k; the last is 1."""
+    yields: bytes
+    """1 + accepted tokens for each of 256 equal parts of 0..1; 0 where a part holds a bound of
+    `cumulative`, so that most drafts cost a byte of randomness and none is rounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +132,8 @@ def _law(rates: tuple[float, ...], spread: float, stop: float, shift: float) -> 
         positions = tuple(
             accumulate((_sigmoid(a + spread * z + shift) for a in logits), lambda x, y: x * y)
         )
-        levels.append(Level(positions, (*(1.0 - p for p in positions), 1.0)))
+        cumulative = (*(1.0 - p for p in positions), 1.0)
+        levels.append(Level(positions, cumulative, _yields(cumulative)))
     means = tuple(
         sum(column) / LEVELS for column in zip(*(v.positions for v in levels), strict=True)
     )
@@ -179,6 +184,12 @@ def _position_logits(rates: tuple[float, ...], spread: float) -> tuple[float, ..
 def _accepted_distribution(positions: Sequence[float]) -> list[float]:
     """P(J = j) for j = 0..k from the nested positions."""
     return [a - b for a, b in zip((1.0, *positions), (*positions, 0.0), strict=True)]
+
+
+def _yields(cumulative: tuple[float, ...]) -> bytes:
+    parts = ((part / 256, (part + 1) / 256) for part in range(256))
+    ends = ((bisect_right(cumulative, low), bisect_left(cumulative, high)) for low, high in parts)
+    return bytes(1 + first if first == last else 0 for first, last in ends)
 
 
 def _sigmoid(x: float) -> float:

@@ -13,13 +13,13 @@ mean tokens (its sum is exact).
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import accumulate, count
 from random import Random
 
-from specdec_exporter.simulator.acceptance import AcceptanceLaw
+from specdec_exporter.simulator.acceptance import AcceptanceLaw, Level
 from specdec_exporter.simulator.scenario import Scenario
 
 _ROUNDING = 1e-9
@@ -163,7 +163,6 @@ class Engine:
         self._share = share
         self._traffic = traffic
         self._drafter = drafter
-        self._yields = range(1, k + 2)
         self._law: AcceptanceLaw | None = None
         self._step = 0
         self._origin = start
@@ -388,13 +387,13 @@ class Engine:
             request.level = bisect_left(law.arrival_weights, request.quality)
         level = law.levels[request.level]
         likely = int(1.1 * request.remaining / (1.0 + sum(level.positions))) + 8
-        drawn: list[int] = []
+        drawn = b""
         while True:
-            drawn += self._drafter.choices(self._yields, cum_weights=level.cumulative, k=likely)
+            drawn += _draw_yields(level, likely, self._drafter)
             totals = list(accumulate(drawn))
             if totals[-1] >= request.remaining:
                 break
-        request.yields = bytes(drawn)
+        request.yields = drawn
         request.totals = totals
         return self._step + 1 + bisect_left(totals, request.remaining)
 
@@ -462,3 +461,14 @@ def _geometric(random: Random, mean: float) -> int:
     if mean <= 1.0:
         return 1
     return 1 + int(math.log(1.0 - random.random()) / math.log1p(-1.0 / mean))
+
+
+def _draw_yields(level: Level, steps: int, random: Random) -> bytes:
+    """1 + accepted tokens of so many drafts."""
+    parts = random.randbytes(steps)
+    drawn = bytearray(parts.translate(level.yields))
+    at = drawn.find(0)
+    while at >= 0:
+        drawn[at] = 1 + bisect_right(level.cumulative, (parts[at] + random.random()) / 256)
+        at = drawn.find(0, at + 1)
+    return bytes(drawn)

@@ -42,7 +42,8 @@ class Truth:
     """Delivered tokens without first tokens."""
     baseline_decode_seconds: float = 0.0
     """Decode seconds of the same tokens without speculation at the same concurrency, with the same
-    prefill running inside the steps."""
+    prefill running inside the steps. A request's tokens are spread evenly over its steps between
+    two looks, so the gain depends on them, by some 1e-5."""
 
     def __sub__(self, earlier: Truth) -> Truth:
         """The sums of the span between two truths; t stays the later one."""
