@@ -14,8 +14,8 @@ export PYTHONUNBUFFERED := 1
 help: ## show this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
-demo: $(STAMP) ## run the exporter on an embedded simulator of a vLLM server
-	$(VENV)/bin/specdec-exporter demo
+demo: $(STAMP) ## run the exporter on a simulated vLLM; ARGS="--scenario list" and the like
+	$(VENV)/bin/specdec-exporter demo $(ARGS)
 
 # The parts that take a while to fetch arrive while the linters run.
 test: $(STAMP) ## fetch Prometheus and vLLM, lint, and run all tests
@@ -26,7 +26,7 @@ lint: $(STAMP) ## ruff, mypy and the layers
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/lint-imports
+	$(VENV)/bin/lint-imports --no-logo
 
 # Without them their tests are skipped, and say so. The continuous integration has no such excuse.
 components: $(STAMP)
