@@ -7,10 +7,10 @@ from itertools import accumulate
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from specdec_exporter.derive import derive
 from specdec_exporter.model import Counters, Derived, Overdispersion, Point, Window
 from specdec_exporter.window import combine
+
 from tests.pages import counters
 
 NOTHING = Counters(0, 0, 0, (), 0, 0, 0, 0)

@@ -5,10 +5,10 @@ from dataclasses import fields, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from specdec_exporter.model import Counters, Reason, ScrapeError, Snapshot, Window
 from specdec_exporter.parse import parse
 from specdec_exporter.window import History, combine
+
 from tests.pages import counters, page, snapshot
 
 

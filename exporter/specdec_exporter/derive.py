@@ -16,8 +16,11 @@ _ROUNDING = 1e-9
 
 
 def ratio(part: float | None, whole: float | None, *, most: float | None = None) -> float | None:
-    """part / whole, or None where either is absent, the whole is not positive, or the result is
-    outside 0..most: counters that contradict each other have no ratio."""
+    """Divide part by whole, where that means something.
+
+    None where either is absent, the whole is not positive, or the result is outside 0..most:
+    counters that contradict each other have no ratio.
+    """
     if part is None or whole is None or whole <= 0:
         return None
     value = part / whole

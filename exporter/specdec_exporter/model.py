@@ -1,7 +1,7 @@
 """The values that flow through the exporter: frozen, free of I/O, importing nothing of ours.
 
-A scrape becomes a `Snapshot`; two or more snapshots become a `Window` of increases; a window becomes
-a `Derived`. What goes wrong on the way is a `ScrapeError` with one `Reason` out of a closed list.
+A scrape becomes a `Snapshot`; snapshots become a `Window` of increases; a window becomes a
+`Derived`. What goes wrong on the way is a `ScrapeError` with one `Reason` out of a closed list.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Recorded scrapes through the same parsing, windows and formulas as live ones.
 
-The recorded time is the clock. A scrape that cannot be used is reported and passed over, as it would
-be live.
+The recorded time is the clock. A scrape that cannot be used is reported and passed over, as it
+would be live.
 """
 
 from __future__ import annotations

@@ -21,9 +21,15 @@ COLUMNS = (
     "positions",
     "TPOT",
     "step",
-    "tokens/step",
-    "in decode",
+    "tokens\n/step",
+    "in\ndecode",
 )
+
+
+def console() -> Console:
+    """A terminal as wide as it is, or a file as wide as the tables are."""
+    terminal = Console()
+    return terminal if terminal.is_terminal else Console(width=160)
 
 
 def percent(value: float | None, stderr: float | None = None) -> str:
@@ -63,8 +69,9 @@ def cells(derived: Derived) -> tuple[str, ...]:
 def print_json(results: Iterable[Replayed]) -> int:
     """Print one JSON object a line; returns how many."""
     count = 0
-    for count, result in enumerate(results, start=1):
+    for result in results:
         print(json.dumps(result.to_dict()))
+        count += 1
     return count
 
 
@@ -88,5 +95,5 @@ def print_table(results: Iterable[Replayed]) -> int:
             *cells(derived),
         )
     if rows:
-        Console(width=None if Console().is_terminal else 160).print(table)
+        console().print(table)
     return len(rows)

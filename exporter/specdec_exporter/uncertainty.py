@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from specdec_exporter.model import Counters, Window
 
@@ -122,7 +122,7 @@ def window_inflation(window: Window) -> float | None:
     """
     intervals: dict[float, tuple[float, float]] = {}
     for track in window.tracks:
-        for before, after in zip(track, track[1:], strict=False):
+        for before, after in pairwise(track):
             if after.totals.drafts is None or before.totals.drafts is None:
                 return None
             drafts, accepted = intervals.get(after.t, (0.0, 0.0))

@@ -233,8 +233,8 @@ class History:
     def windows(self, seconds: float) -> tuple[Window, ...]:
         """The windows that end at the last snapshot, one for each of its engines.
 
-        Each starts at the last scrape at or before its edge; with less history, or after a change of
-        k, it is shorter and says so in `covered_seconds`.
+        Each starts at the last scrape at or before its edge; with less history, or after a change
+        of k, it is shorter and says so in `covered_seconds`.
         """
         merged: dict[tuple[str, str], Window] = {}
         for identity in self._current:

@@ -1,0 +1,119 @@
+"""The exporter on a simulated vLLM, with what it finds in a live table."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from specdec_exporter.config import Settings, load
+from specdec_exporter.expose import format_window
+from specdec_exporter.log import configure
+from specdec_exporter.model import ExporterStatus, TargetStatus
+from specdec_exporter.report import COLUMNS, NO_VALUE, cells, console
+from specdec_exporter.service import Exporter, bind
+from specdec_exporter.simulator import SCENARIOS, SimulatorServer
+
+REFRESH_SECONDS = 1.0
+PLAIN_REFRESH_SECONDS = 5.0
+
+
+class DemoError(Exception):
+    """The demo cannot start; the message says why and what to do."""
+
+
+async def run(scenario: str, listen: str | None, duration: float | None) -> None:
+    """Run the demo until the duration has passed or a signal to stop comes.
+
+    Args:
+        scenario: a name from `SCENARIOS`; `list` prints them all and returns.
+        listen: HOST:PORT of the exporter, or None for the default.
+        duration: seconds, or None for no end.
+
+    Raises:
+        DemoError: no such scenario, or the port is in use.
+    """
+    screen = console()
+    if scenario == "list":
+        for known in SCENARIOS.values():
+            screen.print(f"{known.name:20} {known.description}", highlight=False, soft_wrap=True)
+        return
+    if scenario not in SCENARIOS:
+        raise DemoError(f"no scenario {scenario!r}; there are {', '.join(SCENARIOS)}")
+    configure("error")
+    async with SimulatorServer(SCENARIOS[scenario]) as server:
+        flags = {"targets": [f"demo={server.url}"], "interval": 1.0, "listen": listen}
+        settings = load(flags=flags)
+        try:
+            listener = bind(settings.listen)
+        except OSError as error:
+            raise DemoError(
+                f"cannot listen on {settings.listen} ({error.strerror}); choose another --listen"
+            ) from error
+        exporter = Exporter(settings, lambda: settings)
+        serving = asyncio.create_task(exporter.run(listener))
+        showing = asyncio.create_task(_show(screen, exporter, settings, server.url, scenario))
+        done, _ = await asyncio.wait(
+            {serving, showing}, timeout=duration, return_when=asyncio.FIRST_COMPLETED
+        )
+        showing.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await showing
+        if serving not in done:
+            # As Ctrl-C would: the web server ends, and what waits on it.
+            signal.raise_signal(signal.SIGINT)
+        await serving
+
+
+async def _show(
+    screen: Console, exporter: Exporter, settings: Settings, simulator: str, scenario: str
+) -> None:
+    address = f"http://{settings.listen}"
+    screen.print(
+        f"A simulated vLLM ({scenario}: {SCENARIOS[scenario].description}) on {simulator}\n"
+        f"The exporter's page {address}/, for Prometheus {address}/metrics. Ctrl-C ends both.\n",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if not screen.is_terminal:
+        while True:
+            await asyncio.sleep(PLAIN_REFRESH_SECONDS)
+            screen.print(_table(exporter.status()))
+    with Live(console=screen, auto_refresh=False, transient=False) as live:
+        while True:
+            live.update(_table(exporter.status()), refresh=True)
+            await asyncio.sleep(REFRESH_SECONDS)
+
+
+def _table(status: ExporterStatus) -> Group:
+    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
+    table.add_column("target", no_wrap=True)
+    table.add_column("up")
+    for column in COLUMNS:
+        table.add_column(column, justify="right", no_wrap=True)
+    notes = []
+    for target in status.targets:
+        up = Text("up", "green") if target.up else Text("down", "red")
+        rows = target.measurements or (None,)
+        for measurement in rows:
+            figures = cells(measurement.total) if measurement else (NO_VALUE,) * len(COLUMNS)
+            table.add_row(target.name, up, *figures)
+        notes.append(_note(target))
+    return Group(table, Text("\n".join(notes), "dim"))
+
+
+def _note(target: TargetStatus) -> str:
+    if target.last_error is not None:
+        return f"{target.name}: {target.last_error}"
+    for measurement in target.measurements[:1]:
+        total = measurement.total
+        return (
+            f"figures of the last {total.covered_seconds:.0f} s of "
+            f"{format_window(total.window_seconds)}; ± is half of a 95 % interval"
+        )
+    return f"{target.name}: waiting for the first scrape"
