@@ -21,6 +21,8 @@ _HEADERS = {
     "Accept-Encoding": "identity",
     "User-Agent": "specdec-exporter",
 }
+# Characters of a server's own words that a message repeats.
+_SHOWN = 120
 # Servers close idle connections after five seconds and more; one reused at that moment breaks.
 _KEEPALIVE_SECONDS = 2.0
 
@@ -50,11 +52,14 @@ async def fetch(
     Raises:
         ScrapeError: whatever went wrong.
     """
+    # Cancelled in a TLS handshake the library would leave the socket to the garbage collector; a
+    # limit of its own, which has to come first, closes it.
+    limits = httpx.Timeout(None, connect=0.9 * timeout)
     try:
-        async with asyncio.timeout(timeout), client.stream("GET", url, timeout=None) as response:
+        async with asyncio.timeout(timeout), client.stream("GET", url, timeout=limits) as response:
             _check(response)
             return await _body(response, max_page_bytes)
-    except TimeoutError as error:
+    except (TimeoutError, httpx.TimeoutException) as error:
         raise ScrapeError(
             Reason.TIMEOUT,
             f"no whole page within {timeout:g}s; raise timeout, or is it overloaded?",
@@ -69,7 +74,8 @@ async def fetch(
             Reason.TRUNCATED if cut else Reason.PROTOCOL,
             f"the server broke off ({_short(error)})",
         ) from error
-    except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ValueError) as error:
+        # A ValueError comes from host names that no resolver would be asked for.
         raise ScrapeError(Reason.PROTOCOL, f"the transfer failed ({_short(error)})") from error
 
 
@@ -80,18 +86,19 @@ def _check(response: httpx.Response) -> None:
         shown = f"{to.netloc.rpartition('@')[2]}{to.path}"
         raise ScrapeError(
             Reason.REDIRECT,
-            f"status {status} to {shown!r}; set the final address, none is followed",
+            f"status {status} to {shown[:_SHOWN]!r}; set the final address, none is followed",
         )
     if status != httpx.codes.OK:
-        raise ScrapeError(
-            Reason.HTTP_STATUS, f"status {status} {response.reason_phrase}; expected 200"
-        )
+        phrase = "".join(c for c in response.reason_phrase[:_SHOWN] if c.isprintable())
+        raise ScrapeError(Reason.HTTP_STATUS, f"status {status} {phrase}; expected 200")
 
 
 async def _body(response: httpx.Response, max_page_bytes: int) -> bytes:
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "", "gzip", "x-gzip", "deflate"):
-        raise ScrapeError(Reason.ENCODING, f"content-encoding {encoding!r} was not asked for")
+        raise ScrapeError(
+            Reason.ENCODING, f"content-encoding {encoding[:_SHOWN]!r} was not asked for"
+        )
     # A header of either zlib or gzip is recognised; the limit holds after decompression, so a small
     # body cannot become a large page.
     inflate = None if encoding in ("identity", "") else zlib.decompressobj(wbits=47)
@@ -112,10 +119,20 @@ async def _body(response: httpx.Response, max_page_bytes: int) -> bytes:
 
 def _inflate(inflate: zlib._Decompress, chunk: bytes, most: int) -> bytes:
     try:
-        return inflate.decompress(chunk, most)
+        page = inflate.decompress(chunk, most)
     except zlib.error as error:
         raise ScrapeError(Reason.ENCODING, f"the compressed page is broken ({error})") from error
+    if inflate.unused_data:
+        # Kept by zlib, so it would be an unbounded page under another name.
+        raise ScrapeError(Reason.ENCODING, "something follows the end of the compressed page")
+    return page
 
 
 def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:120] or type(error).__name__
+    """The system's own words where there are any; the libraries wrap them up to four deep."""
+    told, cause = error, error.__cause__ or error.__context__
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            told = cause
+        cause = cause.__cause__ or cause.__context__
+    return " ".join(str(told).split())[:_SHOWN] or type(told).__name__
