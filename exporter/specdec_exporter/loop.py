@@ -34,6 +34,7 @@ class Clock:
         self._offset = time.time() - time.monotonic()
 
     def __call__(self) -> float:
+        """Seconds."""
         return self._offset + time.monotonic()
 
 
@@ -62,7 +63,7 @@ class Monitor:
             measurements=(),
         )
 
-    def observe(self, result: bytes | ScrapeError, *, t: float, duration: float) -> None:
+    def observe(self, result: bytes | Exception, *, t: float, duration: float) -> None:
         """Take in what the scrape begun at `t` gave; a failure is counted, never raised.
 
         Args:
@@ -70,7 +71,7 @@ class Monitor:
             t: unix seconds that never go back.
             duration: of the scrape, seconds.
         """
-        error = result if isinstance(result, ScrapeError) else self._measure(result, t)
+        error = self._measure(result, t) if isinstance(result, bytes) else self._typed(result)
         if error is None:
             self._last_success = t
         else:
@@ -97,13 +98,17 @@ class Monitor:
         try:
             snapshot = parse(page, t=t, metric_prefix=self.target.metric_prefix)
             self._measurements = self._meter.add(snapshot)
-        except ScrapeError as error:
-            return error
-        except Exception as error:
-            # A page that breaks us is our mistake, yet it must not end the other targets' watch.
-            log.exception("internal error", target=self.target.name)
-            return ScrapeError(Reason.INTERNAL, f"{type(error).__name__}; please report the log")
+        except Exception as error:  # noqa: BLE001 - what is not typed yet becomes so
+            return self._typed(error)
         return None
+
+    def _typed(self, error: Exception) -> ScrapeError:
+        if isinstance(error, ScrapeError):
+            return error
+        # A page that breaks us is our mistake, yet it must not end the other targets' watch.
+        if self._state != Reason.INTERNAL:
+            log.error("internal error", target=self.target.name, exc_info=error)
+        return ScrapeError(Reason.INTERNAL, f"{type(error).__name__}; please report the log")
 
     def _log_change(self, error: ScrapeError | None) -> None:
         state = "up" if error is None else str(error.reason)
@@ -190,7 +195,7 @@ class Loop:
         due = self._clock()
         while True:
             t = self._clock()
-            result: bytes | ScrapeError
+            result: bytes | Exception
             try:
                 result = await fetch(
                     client,
@@ -198,7 +203,7 @@ class Loop:
                     timeout=settings.scrape_timeout,
                     max_page_bytes=settings.max_page_bytes,
                 )
-            except ScrapeError as error:
+            except Exception as error:  # noqa: BLE001 - the monitor counts and logs it
                 result = error
             now = self._clock()
             monitor.observe(result, t=t, duration=now - t)

@@ -1,0 +1,485 @@
+"""Each target is measured at its interval, and the trouble of one is nobody else's.
+
+Most of these tests run the real loop against real sockets; where hours or the order of ticks matter,
+time is an argument.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import gzip
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from specdec_exporter import loop as loop_module
+from specdec_exporter.config import Settings, Target
+from specdec_exporter.expose import registry, render
+from specdec_exporter.loop import Clock, Loop, Monitor
+from specdec_exporter.model import ExporterStatus, Reason, ScrapeError, TargetStatus
+from specdec_exporter.scrape import fetch
+from structlog.testing import capture_logs
+
+from tests import pages
+from tests.hostile import Answer, Exchange, HostileServer, chunked, response
+
+INTERVAL = 5.0
+
+
+def growing(exchange: Exchange) -> None:
+    """A good server: each page has 1,000 drafts more than the one before."""
+    n = exchange.number + 1
+    exchange.send(response(good_page(n)))
+
+
+def good_page(n: int) -> bytes:
+    return pages.page(pages.counters(1000 * n, (470 * n, 240 * n), first=10 * n, seconds=n))
+
+
+def served(*statuses: TargetStatus) -> dict[tuple[str, str, str], float]:
+    """What /metrics says of these targets, by name, target and the label that tells samples apart."""
+    status = ExporterStatus("0", statuses, window_label=False, last_reload_successful=True)
+    body, _ = render(registry(lambda: status), "")
+    return {
+        (
+            s.name,
+            s.labels.get("target", ""),
+            s.labels.get("reason", s.labels.get("position", "")),
+        ): (s.value)
+        for family in text_string_to_metric_families(body.decode())
+        for s in family.samples
+    }
+
+
+def failures(status: TargetStatus) -> dict[str, int]:
+    return dict(status.failures)
+
+
+async def until(condition: Callable[[], bool], *, seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to pass"
+        await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[Loop]:
+    loop = Loop(settings)
+    task = asyncio.create_task(loop.run())
+    try:
+        yield loop
+        assert not task.done(), task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def by_name(loop: Loop) -> dict[str, TargetStatus]:
+    return {status.name: status for status in loop.statuses()}
+
+
+# Every kind of bad target at once, beside a good one
+
+
+def never_answers(exchange: Exchange) -> None:
+    exchange.hold()
+
+
+def drips(exchange: Exchange) -> None:
+    exchange.drip(response(good_page(1)))
+
+
+def mended_at(line: bytes, by: bytes) -> bytes:
+    page = good_page(1)
+    assert line in page
+    return page.replace(line, by)
+
+
+PAGE = good_page(1)
+HALF_OF_THE_LINES = b"".join(PAGE.splitlines(keepends=True)[:4])
+DRAFTS = b'vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} '
+
+BAD: dict[str, tuple[Answer | bytes, Reason]] = {
+    "never-answers": (never_answers, Reason.TIMEOUT),
+    "drips": (drips, Reason.TIMEOUT),
+    "too-large": (response(b"#" * 200_000), Reason.TOO_LARGE),
+    "gzip-bomb": (
+        response(gzip.compress(b"\n" * 5_000_000), "Content-Encoding: gzip"),
+        Reason.TOO_LARGE,
+    ),
+    "redirect": (
+        response(b"", "Location: http://127.0.0.1:1/", status="302 Found"),
+        Reason.REDIRECT,
+    ),
+    "404": (response(PAGE, status="404 Not Found"), Reason.HTTP_STATUS),
+    "500": (response(PAGE, status="500 Oops"), Reason.HTTP_STATUS),
+    "204": (response(b"", status="204 No Content"), Reason.HTTP_STATUS),
+    "short-of-its-length": (response(PAGE[:-9], length=len(PAGE)), Reason.TRUNCATED),
+    "chunks-without-end": (chunked(PAGE, end=False), Reason.TRUNCATED),
+    "cut-inside-a-line": (response(PAGE[:-9]), Reason.TRUNCATED),
+    "cut-between-lines": (response(HALF_OF_THE_LINES), Reason.MISSING_SERIES),
+    "cut-between-lines-http-1.0": (
+        b"HTTP/1.0 200 OK\r\n\r\n" + HALF_OF_THE_LINES,
+        Reason.MISSING_SERIES,
+    ),
+    "html": (response(b"<!doctype html>\n<h1>vllm:</h1>\n"), Reason.NOT_METRICS),
+    "json": (response(b'{"detail": "Not Found"}\n'), Reason.NOT_METRICS),
+    "binary": (response(bytes(range(128, 256)) * 20 + b"\n"), Reason.NOT_METRICS),
+    "empty": (response(b""), Reason.EMPTY),
+    "of-another-program": (response(b"go_goroutines 7\n"), Reason.NO_SERIES),
+    "gzip-cut-off": (
+        response(gzip.compress(PAGE)[:-9], "Content-Encoding: gzip"),
+        Reason.TRUNCATED,
+    ),
+    "gzip-garbage": (response(PAGE, "Content-Encoding: gzip"), Reason.ENCODING),
+    "brotli": (response(PAGE, "Content-Encoding: br"), Reason.ENCODING),
+    "not-http": (b"220 smtp.example ESMTP\r\n", Reason.PROTOCOL),
+    "header-garbage": (b"HTTP/1.1 200 OK\r\n\x00\xff\r\n\r\n", Reason.PROTOCOL),
+    "not-a-number": (response(mended_at(DRAFTS + b"1000", DRAFTS + b"many")), Reason.MALFORMED),
+    "negative": (response(mended_at(DRAFTS + b"1000", DRAFTS + b"-1000")), Reason.BAD_VALUE),
+    "nan": (response(mended_at(DRAFTS + b"1000", DRAFTS + b"NaN")), Reason.BAD_VALUE),
+    "twice": (response(PAGE + DRAFTS + b"7\n"), Reason.DUPLICATE_SERIES),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Aftermath:
+    statuses: dict[str, TargetStatus]
+    metrics: dict[tuple[str, str, str], float]
+    logs: list[Any]
+
+
+@pytest.fixture(scope="module")
+def aftermath() -> Aftermath:
+    """What one loop says after two scrapes of a good target and of every bad one."""
+
+    async def measure(targets: tuple[Target, ...]) -> tuple[TargetStatus, ...]:
+        settings = Settings(
+            targets=targets, interval=1.5, timeout=1.5, windows=(300.0,), max_page_bytes=100_000
+        )
+        async with running(settings) as loop:
+            await until(lambda: all(status.scrapes >= 2 for status in loop.statuses()))
+            return loop.statuses()
+
+    with contextlib.ExitStack() as stack:
+        urls = {name: stack.enter_context(HostileServer(bad)).url for name, (bad, _) in BAD.items()}
+        with HostileServer(b"") as gone:
+            urls["refused"] = gone.url
+        urls["good"] = stack.enter_context(HostileServer(growing)).url
+        with capture_logs() as logs:
+            statuses = asyncio.run(
+                measure(tuple(Target(name=name, url=url) for name, url in urls.items()))
+            )
+    return Aftermath({s.name: s for s in statuses}, served(*statuses), list(logs))
+
+
+REASONS = {"refused": Reason.CONNECT} | {name: reason for name, (_, reason) in BAD.items()}
+
+
+@pytest.mark.parametrize(("name", "reason"), REASONS.items())
+def test_a_bad_target_costs_counted_failures_of_one_reason_and_no_value(
+    name: str, reason: Reason, aftermath: Aftermath
+) -> None:
+    status = aftermath.statuses[name]
+    assert failures(status) == {reason: status.scrapes}
+    assert aftermath.metrics["specdec_scrape_failures_total", name, reason] == status.scrapes
+    assert aftermath.metrics["specdec_up", name, ""] == 0
+    told = {metric for metric, target, _ in aftermath.metrics if target == name}
+    assert told == {
+        "specdec_scrape_failures_total",
+        "specdec_up",
+        "specdec_scrape_duration_seconds",
+        "specdec_target_info",
+    }
+
+
+@pytest.mark.parametrize(("name", "reason"), REASONS.items())
+def test_a_bad_target_is_logged_once_with_its_reason_on_one_line(
+    name: str, reason: Reason, aftermath: Aftermath
+) -> None:
+    (entry,) = [entry for entry in aftermath.logs if entry.get("target") == name]
+    assert (entry["event"], entry["log_level"]) == ("scrape failed", "warning")
+    assert entry["reason"] == reason
+    assert entry["detail"] == aftermath.statuses[name].last_error
+    assert "\n" not in entry["detail"]
+
+
+def test_the_good_target_beside_them_is_unharmed(aftermath: Aftermath) -> None:
+    status = aftermath.statuses["good"]
+    assert status.up
+    assert failures(status) == {}
+    assert aftermath.metrics["specdec_acceptance_ratio", "good", ""] == pytest.approx(0.355)
+    assert aftermath.metrics["specdec_drafts_total", "good", ""] == 1000 * (status.scrapes - 1)
+    assert [e["event"] for e in aftermath.logs if e.get("target") == "good"] == ["target up"]
+
+
+# One target's life
+
+
+def monitor(**settings: Any) -> Monitor:
+    target = Target(name="m", url="http://127.0.0.1:8000")
+    return Monitor(target, Settings(targets=(target,), interval=INTERVAL, **settings))
+
+
+DOWN = ScrapeError(Reason.TIMEOUT, "no whole page")
+
+
+def test_a_target_that_stops_answering_is_down_at_once_and_keeps_its_figures_for_three_intervals() -> (
+    None
+):
+    watched = monitor()
+    watched.observe(good_page(1), t=0, duration=0.1)
+    watched.observe(good_page(2), t=5, duration=0.1)
+    for t in (10, 15, 20):
+        watched.observe(DOWN, t=t, duration=0.1)
+        metrics = served(watched.status)
+        assert metrics["specdec_up", "m", ""] == 0
+        assert metrics["specdec_acceptance_ratio", "m", ""] == pytest.approx(0.355)
+    watched.observe(DOWN, t=20.1, duration=0.1)
+    metrics = served(watched.status)
+    assert ("specdec_acceptance_ratio", "m", "") not in metrics
+    assert ("specdec_num_speculative_tokens", "m", "") not in metrics
+    assert metrics["specdec_drafts_total", "m", ""] == 1000
+    assert metrics["specdec_last_scrape_success_timestamp_seconds", "m", ""] == 5
+    assert metrics["specdec_scrape_failures_total", "m", "timeout"] == 4
+
+
+def test_a_target_that_answers_again_counts_what_it_did_meanwhile_once() -> None:
+    watched = monitor()
+    watched.observe(good_page(1), t=0, duration=0.1)
+    watched.observe(DOWN, t=5, duration=0.1)
+    watched.observe(good_page(3), t=60, duration=0.1)
+    metrics = served(watched.status)
+    assert metrics["specdec_up", "m", ""] == 1
+    assert watched.status.last_error is None
+    assert metrics["specdec_drafts_total", "m", ""] == 2000
+    assert metrics["specdec_acceptance_ratio", "m", ""] == pytest.approx(0.355)
+
+
+def test_each_change_of_state_is_logged_once() -> None:
+    watched = monitor()
+    connect = ScrapeError(Reason.CONNECT, "refused")
+    results: list[bytes | ScrapeError] = [
+        good_page(1),
+        good_page(2),
+        DOWN,
+        DOWN,
+        connect,
+        connect,
+        DOWN,
+        good_page(3),
+    ]
+    with capture_logs() as logs:
+        for i, result in enumerate(results):
+            watched.observe(result, t=5.0 * i, duration=0.1)
+    assert [(e["event"], e.get("reason")) for e in logs] == [
+        ("target up", None),
+        ("scrape failed", "timeout"),
+        ("scrape failed", "connect"),
+        ("scrape failed", "timeout"),
+        ("target up", None),
+    ]
+
+
+def test_a_page_that_breaks_the_parser_is_internal_and_its_traceback_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("our mistake")
+
+    watched = monitor()
+    watched.observe(good_page(1), t=0, duration=0.1)
+    with monkeypatch.context() as patch, capture_logs() as logs:
+        patch.setattr(loop_module, "parse", broken)
+        for t in (5, 10, 15):
+            watched.observe(good_page(2), t=t, duration=0.1)
+    assert failures(watched.status) == {Reason.INTERNAL: 3}
+    assert not watched.status.up
+    assert [e["event"] for e in logs] == ["internal error", "scrape failed"]
+    assert isinstance(logs[0]["exc_info"], ZeroDivisionError)
+    watched.observe(good_page(3), t=20, duration=0.1)
+    assert served(watched.status)["specdec_drafts_total", "m", ""] == 2000
+
+
+def test_an_unexpected_exception_harms_its_own_target_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def breaks_on_bad(client: Any, url: str, **limits: Any) -> bytes:
+        if url.endswith("/bad"):
+            raise LookupError("nobody thought of this")
+        return await fetch(client, url, **limits)
+
+    monkeypatch.setattr(loop_module, "fetch", breaks_on_bad)
+
+    async def both(url: str) -> dict[str, TargetStatus]:
+        targets = (Target(name="bad", url=f"{url}/bad"), Target(name="good", url=url))
+        async with running(Settings(targets=targets, interval=0.2)) as loop:
+            await until(lambda: all(status.scrapes > 2 for status in loop.statuses()))
+            return by_name(loop)
+
+    with HostileServer(growing) as server, capture_logs():
+        statuses = asyncio.run(both(server.url))
+    assert set(failures(statuses["bad"])) == {Reason.INTERNAL}
+    assert statuses["good"].up
+    assert failures(statuses["good"]) == {}
+
+
+def test_a_server_that_restarts_counts_one_restart_and_nothing_falls() -> None:
+    async def watch(server: HostileServer) -> list[TargetStatus]:
+        seen: list[TargetStatus] = []
+        settings = Settings(targets=(Target(name="m", url=server.url),), interval=0.05)
+        async with running(settings) as loop:
+
+            def scraped(times: int) -> bool:
+                if not seen or seen[-1] is not loop.statuses()[0]:
+                    seen.append(loop.statuses()[0])
+                return seen[-1].scrapes >= times
+
+            await until(lambda: scraped(4))
+            server.answer = response(good_page(1))  # fewer than before: it began anew
+            enough = seen[-1].scrapes + 4
+            await until(lambda: scraped(enough))
+        return seen
+
+    with HostileServer(growing) as server, capture_logs():
+        seen = asyncio.run(watch(server))
+    history = [served(status) for status in seen]
+    assert history[-1]["specdec_target_restarts_total", "m", ""] == 1
+    for name in ("specdec_drafts_total", "specdec_decode_tokens_total"):
+        values = [metrics[name, "m", ""] for metrics in history if (name, "m", "") in metrics]
+        assert values == sorted(values)
+        assert values[0] >= 0
+    assert history[-1]["specdec_acceptance_ratio", "m", ""] == pytest.approx(0.355)
+    assert failures(seen[-1]) == {}
+
+
+# Ticks
+
+
+def test_ticks_that_a_slow_target_missed_are_left_out_and_the_others_keep_their_grid(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    begun: list[float] = []
+    costs = iter([0.5, 23.0, 0.5, 0.5])  # seconds; the second misses four ticks
+
+    async def costly(*_: object, **__: object) -> bytes:
+        nonlocal now
+        begun.append(now)
+        cost = next(costs, None)
+        if cost is None:
+            await asyncio.Event().wait()
+        else:
+            now += cost
+        return good_page(len(begun))
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        assert seconds >= 0
+        now += seconds
+
+    async def run() -> None:
+        settings = Settings(targets=(Target(url="http://127.0.0.1:1"),), interval=INTERVAL)
+        task = asyncio.create_task(Loop(settings, clock=lambda: now).run())
+        while len(begun) < 5:
+            await wait(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    wait = asyncio.sleep
+    monkeypatch.setattr(loop_module, "fetch", costly)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    with capture_logs():
+        asyncio.run(run())
+    assert begun == [1000, 1005, 1030, 1035, 1040]
+
+
+def test_the_clock_does_not_go_back_with_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    before = clock()
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert clock() >= before > 1_000_000_000
+
+
+# Reload
+
+
+def test_a_reload_keeps_the_history_of_unchanged_targets_drops_removed_ones_and_adds_new_ones() -> (
+    None
+):
+    async def run(kept: Target, moved: Target, new: Target, gone: Target) -> None:
+        settings = Settings(targets=(gone, kept, moved), interval=0.1)
+        async with running(settings) as loop:
+            await until(lambda: all(status.scrapes > 2 for status in loop.statuses()))
+            before = by_name(loop)
+            moved_now = moved.model_copy(update={"labels": {"zone": "b"}})
+            loop.reload(settings.model_copy(update={"targets": (kept, moved_now, new)}))
+            after = by_name(loop)
+            assert list(after) == ["kept", "moved", "new"]
+            assert after["kept"].totals == before["kept"].totals != ()
+            assert after["moved"].totals == after["new"].totals == ()
+            assert after["moved"].scrapes == 0
+            await until(lambda: by_name(loop)["new"].up and by_name(loop)["moved"].up)
+            await until(lambda: by_name(loop)["kept"].scrapes > before["kept"].scrapes)
+            drafts = by_name(loop)["kept"].totals[0].counters.drafts
+            assert drafts is not None
+            assert drafts > (before["kept"].totals[0].counters.drafts or 0)
+            assert failures(by_name(loop)["kept"]) == {}
+
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(HostileServer(growing)) for _ in range(4)]
+        targets = [
+            Target(name=name, url=server.url)
+            for name, server in zip(("kept", "moved", "new", "gone"), servers, strict=True)
+        ]
+        with capture_logs():
+            asyncio.run(run(*targets))
+        asked = len(servers[3].requests)
+        time.sleep(0.3)
+        assert len(servers[3].requests) == asked
+
+
+@pytest.mark.parametrize(
+    "change", [{"interval": 0.2}, {"windows": (60.0,)}, {"variance_inflation": 5.0}]
+)
+def test_a_reload_that_changes_how_is_measured_begins_each_history_anew(
+    change: dict[str, Any],
+) -> None:
+    async def run() -> None:
+        settings = Settings(targets=(Target(name="m", url="http://127.0.0.1:1"),), interval=0.1)
+        loop = Loop(settings)
+        old = loop.statuses()[0]
+        loop.reload(settings.model_copy(update={"timeout": 0.05}))
+        assert loop.statuses()[0] is old
+        loop.reload(settings.model_copy(update=change))
+        assert loop.statuses()[0] is not old
+
+    asyncio.run(run())
+
+
+def test_a_reload_interrupts_a_scrape_that_hangs() -> None:
+    async def run(hanging: str, good: str) -> None:
+        settings = Settings(targets=(Target(name="m", url=hanging),), interval=60)
+        async with running(settings) as loop:
+            await until(lambda: bool(server.requests))
+            loop.reload(settings.model_copy(update={"targets": (Target(name="m", url=good),)}))
+            await until(lambda: loop.statuses()[0].up)
+
+    with HostileServer(never_answers) as server, HostileServer(growing) as good, capture_logs():
+        asyncio.run(run(server.url, good.url))
+
+
+def test_a_loop_without_targets_waits_for_a_reload_that_brings_some() -> None:
+    async def run(url: str) -> None:
+        settings = Settings(interval=0.1)
+        async with running(settings) as loop:
+            await asyncio.sleep(0.05)
+            loop.reload(settings.model_copy(update={"targets": (Target(url=url),)}))
+            await until(lambda: loop.statuses()[0].up)
+
+    with HostileServer(growing) as server, capture_logs():
+        asyncio.run(run(server.url))
