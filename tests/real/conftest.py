@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tests.real import debian
+from tests.real.prometheus_bed import HTTP
 from tests.real.vllm_bed import free_port
 
 
@@ -65,6 +66,6 @@ def demo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def _page(url: str) -> str:
     try:
-        return httpx.get(f"{url}/metrics", timeout=5).text
+        return HTTP.get(f"{url}/metrics").text
     except httpx.TransportError:
         return ""

@@ -18,6 +18,9 @@ import httpx
 
 from tests.real.vllm_bed import free_port
 
+HTTP = httpx.Client(timeout=10, trust_env=False)
+"""One for all requests: to make one costs more than to ask, and tests that wait ask often."""
+
 START_SECONDS = 30
 
 
@@ -37,7 +40,7 @@ class Prometheus:
 
     def api(self, path: str, **arguments: str) -> Any:
         """The `data` of one answer of the HTTP API; an error of Prometheus is an error here."""
-        answer = httpx.get(f"{self.url}/api/v1/{path}", params=arguments, timeout=10)
+        answer = HTTP.get(f"{self.url}/api/v1/{path}", params=arguments)
         document = answer.json()
         assert document["status"] == "success", document
         return document["data"]
@@ -112,7 +115,7 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> 
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         try:
-            if httpx.get(url, timeout=1).status_code == httpx.codes.OK:
+            if HTTP.get(url).status_code == httpx.codes.OK:
                 return
         except httpx.TransportError:
             pass

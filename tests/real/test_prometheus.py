@@ -15,7 +15,7 @@ from prometheus_client import Metric
 from prometheus_client import parser as text
 from prometheus_client.openmetrics import parser as openmetrics
 
-from tests.real.prometheus_bed import Prometheus, running
+from tests.real.prometheus_bed import HTTP, Prometheus, running
 
 pytestmark = pytest.mark.prometheus
 
@@ -31,8 +31,7 @@ ADDED_BY_PROMETHEUS = ("up", "scrape_")
 
 
 def page(url: str, form: str = "text") -> httpx.Response:
-    accept = {"Accept": ACCEPT[form]}
-    return httpx.get(f"{url}/metrics", headers=accept, timeout=5).raise_for_status()
+    return HTTP.get(f"{url}/metrics", headers={"Accept": ACCEPT[form]}).raise_for_status()
 
 
 def families(page: str, form: str = "text") -> list[Metric]:
@@ -98,9 +97,26 @@ def prometheus(
 ) -> Iterator[Prometheus]:
     folder = tmp_path_factory.mktemp("prometheus")
     jobs = {"specdec": f"{demo_url}/metrics"} | {form: url for form, (_, url) in kept_pages.items()}
-    # Several scrapes fall into one interval of the exporter: see the test of equal values.
+    # Several scrapes fall into one interval of the exporter: see quiet_spell.
     with running(prometheus_binary, folder, jobs, scrape_interval="200ms") as server:
         yield server
+
+
+def quiet_spell(url: str, seconds: float) -> tuple[str, float, float]:
+    """A page that stayed the same for so long, and the times between which it did.
+
+    It changes once an interval of the exporter, so a spell begins where a change was seen.
+    """
+    for _ in range(20):
+        old = page(url).text
+        while (new := page(url).text) == old:
+            time.sleep(0.02)
+        since = time.time()
+        time.sleep(seconds)
+        until = time.time()
+        if page(url).text == new:
+            return new, since, until
+    pytest.fail(f"the page never stayed the same for {seconds} seconds")
 
 
 def test_the_target_is_up(prometheus: Prometheus) -> None:
@@ -124,18 +140,10 @@ def test_every_family_served_is_in_prometheus_with_its_type_and_help(
 def test_prometheus_stores_the_very_values_that_are_served(
     prometheus: Prometheus, demo_url: str
 ) -> None:
-    # A page changes once an interval. Where two looks agree, a scrape between them saw the same.
-    for _ in range(40):
-        before, since = page(demo_url).text, time.time()
-        time.sleep(0.5)
-        until, after = time.time(), page(demo_url).text
-        if before == after:
-            break
-    else:
-        pytest.fail("the page never stayed the same for half a second")
-
-    served = {series: {value} for series, value in values(before).items()}
-    assert stored(prometheus, "specdec", since, until) == served
+    prometheus.wait_until_scraped("specdec")
+    served, since, until = quiet_spell(demo_url, 0.5)
+    expected = {series: {value} for series, value in values(served).items()}
+    assert stored(prometheus, "specdec", since, until) == expected
 
 
 def test_promtool_finds_nothing_to_complain_of(promtool: Path, demo_url: str) -> None:
@@ -151,12 +159,12 @@ def test_promtool_finds_nothing_to_complain_of(promtool: Path, demo_url: str) ->
 
 def test_both_formats_are_served_on_request_and_say_the_same(demo_url: str) -> None:
     for _ in range(40):
-        before, other, after = page(demo_url), page(demo_url, "openmetrics"), page(demo_url)
-        if before.text == after.text:
+        plain, other, again = page(demo_url), page(demo_url, "openmetrics"), page(demo_url)
+        if plain.text == again.text:
             break
-    assert before.headers["content-type"].startswith("text/plain; version=")
+    assert plain.headers["content-type"].startswith("text/plain; version=")
     assert other.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
-    assert values(other.text, "openmetrics") == values(before.text)
+    assert values(other.text, "openmetrics") == values(plain.text)
 
 
 @pytest.mark.parametrize("form", ACCEPT)
