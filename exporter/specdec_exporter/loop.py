@@ -97,7 +97,8 @@ class Monitor:
     def _measure(self, page: bytes, t: float) -> ScrapeError | None:
         try:
             snapshot = parse(page, t=t, metric_prefix=self.target.metric_prefix)
-            self._measurements = self._meter.add(snapshot)
+            self._meter.add(snapshot)
+            self._measurements = self._meter.measure()
         except Exception as error:  # noqa: BLE001 - what is not typed yet becomes so
             return self._typed(error)
         return None

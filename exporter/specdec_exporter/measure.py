@@ -6,12 +6,11 @@ I/O and reads no clock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from specdec_exporter.derive import derive
 from specdec_exporter.model import (
-    Counters,
     EngineTotals,
     Measurement,
     Overdispersion,
@@ -44,47 +43,50 @@ class Meter:
         self._history = History(max(self._windows))
         self._references: dict[str, _Reference] = {}
 
-    def add(self, snapshot: Snapshot) -> tuple[Measurement, ...]:
-        """Take in one snapshot and derive the figures as of it.
-
-        Returns:
-            One measurement for each window and model, windows in the order given.
+    def add(self, snapshot: Snapshot) -> None:
+        """Take in one snapshot.
 
         Raises:
-            ScrapeError: the snapshot contradicts the last one; nothing was changed.
+            ScrapeError: it contradicts the last one; nothing was changed.
         """
         self._history.add(snapshot)
-        measurements: list[Measurement] = []
-        for number, seconds in enumerate(self._windows):
-            by_model: dict[str, list[Window]] = {}
-            for window in self._history.windows(seconds):
-                by_model.setdefault(window.model_name, []).append(window)
-            for model_name, windows in by_model.items():
-                total = windows[0] if len(windows) == 1 else combine(tuple(windows))
-                if number == 0:
-                    self._remember(total)
-                measurements.append(self._measure(model_name, total, windows))
-        return tuple(measurements)
+        for windows in _by_model(self._history.last_interval()):
+            self._remember(combine(windows))
+
+    def measure(self) -> tuple[Measurement, ...]:
+        """The figures as of the last snapshot.
+
+        One measurement for each window and model, windows in the order given.
+        """
+        return tuple(
+            self._measure(windows)
+            for seconds in self._windows
+            for windows in _by_model(self._history.windows(seconds))
+        )
 
     def totals(self) -> tuple[EngineTotals, ...]:
         """Counters since the first snapshot, for each model and engine ever seen."""
         return self._history.totals()
 
-    def _measure(self, model_name: str, total: Window, windows: list[Window]) -> Measurement:
-        inflation = self._references[model_name].past.inflation(total.covered_seconds)
+    def _measure(self, windows: tuple[Window, ...]) -> Measurement:
+        total = windows[0] if len(windows) == 1 else combine(windows)
+        inflation = self._references[total.model_name].past.inflation(total.covered_seconds)
         assumed = self._default if inflation is None else Overdispersion("reference", inflation)
         derived = derive(total, assumed)
         engines = (derived,) if len(windows) == 1 else tuple(derive(w, assumed) for w in windows)
         return Measurement(total=derived, engines=engines)
 
-    def _remember(self, total: Window) -> None:
-        k = total.num_speculative_tokens
-        reference = self._references.get(total.model_name)
+    def _remember(self, interval: Window) -> None:
+        k = interval.num_speculative_tokens
+        reference = self._references.get(interval.model_name)
         if reference is None or reference.num_speculative_tokens != k:
-            reference = self._references[total.model_name] = _Reference(k)
-        if not k:
-            return
-        steps = [(t[-1].t - t[-2].t, t[-1].totals - t[-2].totals) for t in total.tracks if t[1:]]
-        if steps:
-            counted = sum((increase for _, increase in steps), Counters(0, 0, 0, (), 0, 0, 0, 0))
-            reference.past.add(max(seconds for seconds, _ in steps), counted)
+            reference = self._references[interval.model_name] = _Reference(k)
+        if k and interval.covered_seconds > 0:
+            reference.past.add(interval.covered_seconds, interval.increase)
+
+
+def _by_model(windows: Iterable[Window]) -> tuple[tuple[Window, ...], ...]:
+    grouped: dict[str, list[Window]] = {}
+    for window in windows:
+        grouped.setdefault(window.model_name, []).append(window)
+    return tuple(tuple(group) for group in grouped.values())

@@ -109,11 +109,11 @@ def replay(
                 metric_prefix=metric_prefix,
                 excerpt=recorded.excerpt,
             )
-            measurements = meter.add(snapshot)
+            meter.add(snapshot)
         except ScrapeError as error:
             yield Rejected(recorded.place, error)
             continue
-        for measurement in measurements:
+        for measurement in meter.measure():
             several = len(measurement.engines) > 1
             for derived in (*measurement.engines, *([measurement.total] if several else [])):
                 yield Replayed(recorded.t, path.stem, derived)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
@@ -230,12 +231,21 @@ class History:
             )
         return tuple(merged.values())
 
+    def last_interval(self) -> tuple[Window, ...]:
+        """The windows from the last scrape but one to the last, one for each engine."""
+        return self._windows(0.0, lambda engine: tuple(engine.dense)[-2:])
+
     def windows(self, seconds: float) -> tuple[Window, ...]:
         """The windows that end at the last snapshot, one for each of its engines.
 
         Each starts at the last scrape at or before its edge; with less history, or after a change
         of k, it is shorter and says so in `covered_seconds`.
         """
+        return self._windows(seconds, lambda engine: engine.track(seconds))
+
+    def _windows(
+        self, seconds: float, track: Callable[[_Engine], tuple[Point, ...]]
+    ) -> tuple[Window, ...]:
         merged: dict[tuple[str, str], Window] = {}
         for identity in self._current:
             state = self._engines[identity]
@@ -244,7 +254,7 @@ class History:
                 model_name=key[0],
                 engine=key[1],
                 seconds=seconds,
-                tracks=(state.track(seconds),),
+                tracks=(track(state),),
                 requests_running=state.sample.requests_running,
             )
             merged[key] = window if key not in merged else combine((merged[key], window), key[1])
