@@ -1,0 +1,192 @@
+"""What is served: by scenario as whole pages, and by rule."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
+from prometheus_client.parser import text_string_to_metric_families as text
+from specdec_exporter.config import Settings, Target
+from specdec_exporter.expose import FAMILIES, format_window, reference, registry, render
+from specdec_exporter.loop import Monitor
+from specdec_exporter.model import ExporterStatus, Reason, ScrapeError, TargetStatus
+from specdec_exporter.simulator import SCENARIOS, Scenario, Simulator
+
+GOLDEN = Path(__file__).parent / "golden"
+DOCS = Path(__file__).parents[1] / "docs" / "metrics.md"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+def monitored(
+    scenario: Scenario, until: float, settings: Settings | None = None, target: Target | None = None
+) -> TargetStatus:
+    """The status of a simulated server that was scraped every five seconds of virtual time."""
+    settings = settings or Settings()
+    simulator = Simulator(scenario, seed=1)
+    target = target or Target(url="http://127.0.0.1:8000", name="demo")
+    monitor = Monitor(target, settings)
+    for i in range(int(until / settings.interval) + 1):
+        t = settings.interval * i
+        simulator.advance(t)
+        try:
+            result: bytes | ScrapeError = simulator.page()
+        except ScrapeError as error:
+            result = error
+        monitor.observe(result, t=1_700_000_000.0 + t, duration=0.002)
+    return monitor.status
+
+
+def served(*targets: TargetStatus, window_label: bool = False, accept: str = "") -> str:
+    status = ExporterStatus(
+        version="0.0.0", targets=targets, window_label=window_label, last_reload_successful=True
+    )
+    body, _ = render(registry(lambda: status), accept)
+    return re.sub(r'python_version="[^"]*"', 'python_version="3"', body.decode())
+
+
+def names(page: str) -> set[str]:
+    return {s.name for family in text(page) for s in family.samples}
+
+
+def value(page: str, name: str, **labels: str) -> float:
+    (found,) = [
+        s.value
+        for family in text(page)
+        for s in family.samples
+        if s.name == name and labels.items() <= s.labels.items()
+    ]
+    return found
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
+def test_each_scenario_serves_its_golden_page(scenario: str) -> None:
+    page = served(monitored(SCENARIOS[scenario], until=150.0))
+    path = GOLDEN / f"{scenario}.prom"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(page)
+    assert page == path.read_text(), "if this is meant: UPDATE_GOLDEN=1, and read the difference"
+
+
+def test_the_reference_in_the_docs_is_that_of_the_code() -> None:
+    assert DOCS.read_text() == "\n".join(reference()) + "\n", "run make docs"
+
+
+def test_the_healthy_case_is_the_guides() -> None:
+    page = served(monitored(SCENARIOS["healthy"], until=300.0))
+    assert value(page, "specdec_mean_acceptance_length") == pytest.approx(1.71, abs=0.03)
+    assert value(page, "specdec_position_acceptance_ratio", position="1") == pytest.approx(
+        0.24, abs=0.02
+    )
+    assert value(page, "specdec_num_speculative_tokens") == 2
+    assert value(page, "specdec_window_covered_seconds") == 300
+
+
+def test_a_target_at_k_2_has_at_most_65_series() -> None:
+    page = served(monitored(SCENARIOS["healthy"], until=300.0))
+    assert sum(not line.startswith("#") for line in page.splitlines()) <= 65
+
+
+def test_windowed_families_carry_no_engine_and_counters_carry_the_servers_own() -> None:
+    page = served(monitored(SCENARIOS["two-engines"], until=60.0))
+    for family in text(page):
+        for s in family.samples:
+            windowed = any(f.name == s.name and f.is_windowed for f in FAMILIES)
+            assert not (windowed and "engine" in s.labels)
+            assert s.labels.get("engine", "0") in ("0", "1")
+    assert value(page, "specdec_drafts_total", engine="1") > 0
+
+
+def test_with_one_window_there_is_no_window_label_and_with_several_there_is() -> None:
+    two = Settings(windows="1m,5m")
+    status = monitored(SCENARIOS["healthy"], until=400.0, settings=two)
+    page = served(status, window_label=True)
+    assert value(page, "specdec_window_covered_seconds", window="1m") == 60
+    assert value(page, "specdec_window_covered_seconds", window="5m") == 300
+    assert "window=" not in served(monitored(SCENARIOS["healthy"], until=60.0))
+
+
+def test_without_speculation_the_target_is_up_at_k_0_without_figures_of_it() -> None:
+    page = served(monitored(SCENARIOS["no-speculation"], until=60.0))
+    assert value(page, "specdec_up") == 1
+    assert value(page, "specdec_num_speculative_tokens") == 0
+    assert value(page, "specdec_tpot_seconds") > 0
+    assert not [n for n in names(page) if re.search("accept|draft|overdispersion", n)]
+
+
+def test_an_idle_window_has_no_ratio_rather_than_0() -> None:
+    scenario = replace(SCENARIOS["idle-night"], script=SCENARIOS["idle-night"].script[:1])
+    page = served(monitored(scenario, until=600.0))
+    assert value(page, "specdec_window_drafts") == 0
+    assert value(page, "specdec_decode_concurrency") == 0
+    assert not [n for n in names(page) if re.search("acceptance|tpot|step_seconds", n)]
+    assert value(page, "specdec_accepted_tokens_total") > 0
+
+
+def test_a_target_that_stops_answering_keeps_counters_and_loses_figures() -> None:
+    settings = Settings()
+    simulator = Simulator(SCENARIOS["healthy"], seed=1)
+    monitor = Monitor(Target(url="http://127.0.0.1:8000"), settings)
+    for t in (0.0, 5.0):
+        simulator.advance(t)
+        monitor.observe(simulator.page(), t=t, duration=0.0)
+    shown = []
+    for t in (10.0, 15.0, 20.0, 25.0):
+        gone = ScrapeError(Reason.CONNECT, "cannot connect")
+        monitor.observe(gone, t=t, duration=0.0)
+        page = served(monitor.status)
+        assert value(page, "specdec_up") == 0
+        assert value(page, "specdec_drafts_total") > 0
+        shown.append("specdec_acceptance_ratio" in names(page))
+    assert shown == [True, True, True, False]
+    assert value(page, "specdec_scrape_failures_total", reason="connect") == 4
+
+
+def test_a_target_never_scraped_is_down_and_has_no_more_to_say() -> None:
+    target = Target(url="http://127.0.0.1:8000", labels={"mig": "1g.24gb"})
+    page = served(Monitor(target, Settings()).status)
+    assert value(page, "specdec_up") == 0
+    assert value(page, "specdec_target_info", mig="1g.24gb") == 1
+    ours = {n for n in names(page) if not n.startswith("specdec_exporter_")}
+    assert ours == {"specdec_up", "specdec_target_info"}
+
+
+def test_labels_of_one_target_are_not_put_on_another() -> None:
+    a = Target(url="http://a", labels={"mig": "0"})
+    b = Target(url="http://b", labels={"zone": "z"})
+    page = served(*(Monitor(t, Settings()).status for t in (a, b)))
+    infos = [s.labels for f in text(page) for s in f.samples if s.name == "specdec_target_info"]
+    assert [sorted(i) for i in infos] == [["mig", "target", "url"], ["target", "url", "zone"]]
+
+
+def test_openmetrics_has_the_same_samples_and_no_created_series() -> None:
+    status = monitored(SCENARIOS["healthy"], until=60.0)
+    plain, strict = served(status), served(status, accept=OPENMETRICS)
+    assert strict.endswith("# EOF\n")
+    assert "_created" not in plain + strict
+
+    def samples(families: object) -> set[tuple[str, tuple[tuple[str, str], ...], float]]:
+        return {
+            (s.name, tuple(sorted(s.labels.items())), s.value)
+            for f in families  # type: ignore[attr-defined]
+            for s in f.samples
+        }
+
+    assert samples(text(plain)) == samples(openmetrics(strict))
+
+
+def test_every_help_text_ends_with_its_server_series_where_there_is_one() -> None:
+    for family in FAMILIES:
+        if "vllm:" in family.help:
+            assert re.search(r"\. .*vllm:\w+\)?$", family.help), family.name
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text_"), [(300, "5m"), (90, "90s"), (3600, "1h"), (86400, "1d"), (0.5, "0.5s")]
+)
+def test_windows_are_written_as_prometheus_does(seconds: float, text_: str) -> None:
+    assert format_window(seconds) == text_
