@@ -9,9 +9,12 @@ from __future__ import annotations
 import difflib
 import inspect
 import ipaddress
+import json
+import math
 import os
 import re
 import typing
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +22,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -37,7 +41,8 @@ from pydantic_settings import (
 )
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.constructor import DuplicateKeyError
+from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning, YAMLError, YAMLStreamError
 
 ENV_PREFIX = "SPECDEC_"
 DEFAULT_TIMEOUT_SECONDS = 10.0
@@ -62,11 +67,14 @@ def parse_duration(value: object) -> float:
     if isinstance(value, str) and _DURATION.fullmatch(value.strip()):
         seconds = sum(float(n) * _UNITS[unit] for n, unit in _DURATION_PART.findall(value))
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        seconds = float(value)
+        try:
+            seconds = float(value)
+        except OverflowError:
+            seconds = math.inf
     else:
         raise ValueError(f"{value!r} is not a duration; write it like 5s, 1m30s or 500ms")
-    if not 0 < seconds < float("inf"):
-        raise ValueError(f"{value!r} is not above 0")
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"{seconds:g}s is not above 0 and finite")
     return seconds
 
 
@@ -74,10 +82,31 @@ Duration = Annotated[float, BeforeValidator(parse_duration)]
 
 
 def _split(value: object) -> object:
-    """A comma-separated string, as environment variables carry lists, into its parts."""
-    if isinstance(value, str):
-        return [part for item in value.split(",") if (part := item.strip())]
+    """A string that carries a list, as environment variables do, into its parts.
+
+    It is a JSON array, or parts between commas.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        parts = json.loads(value)
+    except (ValueError, RecursionError):
+        parts = None
+    if isinstance(parts, list):
+        return parts
+    return [part for item in value.split(",") if (part := item.strip())]
+
+
+def _encodable(value: str) -> str:
+    """Refuses what no page could carry, such as bytes of the environment that are not UTF-8."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("there are characters in it that are not Unicode") from error
     return value
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
 
 
 class Target(BaseModel):
@@ -85,13 +114,13 @@ class Target(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    url: str
+    url: Text
     """Base URL of the server, or the full URL of its metrics page."""
-    name: str = ""
+    name: Text = ""
     """The `target` label; host:port unless given."""
     metric_prefix: str = ""
     """What a proxy puts in front of each of the server's names, such as `ray_`."""
-    labels: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, Text] = Field(default_factory=dict)
     """Labels of your own, shown on `specdec_target_info`."""
 
     @model_validator(mode="before")
@@ -107,13 +136,18 @@ class Target(BaseModel):
     @field_validator("url")
     @classmethod
     def _metrics_url(cls, value: str) -> str:
-        parts = urlsplit(value if "://" in value else f"http://{value}")
+        # An address that is not understood may hold a password in any of its parts.
+        shown = "the address" if set(value) & set("@?#") else repr(value)
+        problem = ValueError(f"{shown} is not a URL like http://127.0.0.1:8000")
         try:
+            parts = urlsplit(value if "://" in value else f"http://{value}")
             usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
         except ValueError:
-            usable = False
+            raise problem from None
         if not usable:
-            raise ValueError(f"{_shown(parts)!r} is not a URL like http://127.0.0.1:8000")
+            raise problem
+        if "@" in parts.path:
+            raise ValueError("there is an @ in the path; a / in a password is written %2F")
         path = parts.path if parts.path not in ("", "/") else "/metrics"
         return urlunsplit(parts._replace(path=path, fragment=""))
 
@@ -130,7 +164,7 @@ class Target(BaseModel):
         for label in value:
             if not _LABEL_NAME.fullmatch(label) or label.startswith("__"):
                 raise ValueError(f"{label!r} is not a label name")
-            if label in ("target", "job", "instance"):
+            if label in ("target", "url", "job", "instance"):
                 raise ValueError(f"the label {label!r} is taken")
         return value
 
@@ -176,7 +210,7 @@ class Settings(BaseSettings):
     """Spans that figures are derived over; with several, each carries a `window` label."""
     max_page_bytes: int = Field(default=16_000_000, ge=1)
     """A longer page, counted after decompression, is refused."""
-    variance_inflation: float = Field(default=DEFAULT_INFLATION, ge=1.0)
+    variance_inflation: float = Field(default=DEFAULT_INFLATION, ge=1.0, allow_inf_nan=False)
     """Assumed overdispersion of accepted tokens until four hours of a target have been seen."""
     allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)] = ()
     """Host names, besides IP addresses and localhost, by which the exporter may be addressed."""
@@ -239,7 +273,7 @@ def listen_address(value: str) -> tuple[str, int]:
     if bracketed:
         host = host[1:-1]
         ipaddress.IPv6Address(host)
-    return host or "0.0.0.0", int(port)  # noqa: S104 - a port alone asks for all addresses
+    return host or "0.0.0.0", int(port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +358,11 @@ def _settings(
 
 def _read_yaml(file: Path) -> CommentedMap:
     try:
-        document = YAML(typ="rt").load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        with warnings.catch_warnings():
+            # An anchor may be given anew; that is YAML, and no news for the person at the terminal.
+            warnings.simplefilter("ignore", ReusedAnchorWarning)
+            document = YAML(typ="rt").load(text)
     except OSError as error:
         raise ConfigError([Problem(str(file), error.strerror or str(error))]) from error
     except UnicodeDecodeError as error:
@@ -333,13 +371,29 @@ def _read_yaml(file: Path) -> CommentedMap:
         mark = error.problem_mark or error.context_mark
         place = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else str(file)
         what = " ".join((error.problem or "not YAML").split())
+        if isinstance(error, DuplicateKeyError):
+            what = what.partition(" with value ")[0]  # A value may be the token.
         raise ConfigError([Problem(place, what)]) from error
-    except (YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError([Problem(str(file), f"not YAML: {error}")]) from error
+    except (YAMLError, YAMLStreamError) as error:
+        what = " ".join(str(error).split())
+        raise ConfigError([Problem(str(file), f"not YAML: {what}")]) from error
+    except RecursionError as error:
+        raise ConfigError([Problem(str(file), "nested too deeply")]) from error
+    except Exception as error:
+        # What a tag or a digit too many brings out of the parser: ValueError, IndexError and such.
+        # Their texts quote values, so they are not shown.
+        what = "a value cannot be read as YAML; put it in quotes if it is meant as text"
+        raise ConfigError([Problem(str(file), what)]) from error
     if document is None:
         return CommentedMap()
     if not isinstance(document, CommentedMap):
         raise ConfigError([Problem(f"{file}:1", "expected settings as `key: value` lines")])
+    nameless = [key for key in document if not isinstance(key, str)]
+    if nameless:
+        raise ConfigError(
+            Problem(f"{file}:{_line(document, key) or 1}", "a setting's name is a plain word")
+            for key in nameless
+        )
     return document
 
 
@@ -364,10 +418,15 @@ def _unknown(key: str, known: Iterable[str], prefix: str = "") -> str:
 def _message(error: Any) -> str:
     loc: tuple[str | int, ...] = error["loc"]
     if error["type"] == "extra_forbidden":
-        return f"{loc[-1]}: {_unknown(str(loc[-1]), _fields_at(loc[:-1]))}"
-    message = str(error["msg"]).removeprefix("Value error, ")
+        key = " ".join(str(loc[-1]).split())
+        return f"{key}: {_unknown(key, _fields_at(loc[:-1]))}"
+    message = _EXPECTED.get(error["type"], str(error["msg"]).removeprefix("Value error, "))
     path = ".".join(str(part) for part in loc)
     return f"{path}: {message}" if path else message
+
+
+_EXPECTED = {"tuple_type": "expected a list", "model_type": "expected a URL or a mapping with one"}
+"""Errors that pydantic words for programmers."""
 
 
 def _fields_at(loc: Sequence[str | int]) -> Iterable[str]:
@@ -398,19 +457,23 @@ def _place(
         return f"--{_FLAG_NAMES.get(top, top)}"
     if top in variables:
         return variables[top]
-    if file is None:
+    if file is None or (not loc and (flags or variables)):
         return "settings"
     line = 1
     node: Any = document
     for part in loc:
-        if isinstance(node, CommentedMap) and part in node:
-            line = node.lc.key(part)[0] + 1
-        elif isinstance(node, CommentedSeq) and isinstance(part, int) and part < len(node):
-            line = node.lc.item(part)[0] + 1
-        else:
+        inside = isinstance(node, CommentedMap) and part in node
+        if not inside and not (isinstance(node, CommentedSeq) and isinstance(part, int)):
             break
+        line = _line(node, part) or line
         node = node[part]
     return f"{file}:{line}"
+
+
+def _line(node: CommentedMap | CommentedSeq, part: Any) -> int | None:
+    """The line of one part of a document; None for what a merge key or an alias brought in."""
+    position = (node.lc.data or {}).get(part)
+    return position[0] + 1 if position else None
 
 
 _FLAG_NAMES = {"targets": "target"}
