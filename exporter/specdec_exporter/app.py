@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
-import json
+import math
+import os
+import re
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
@@ -29,13 +31,18 @@ _HEADERS = {
 }
 
 
+_HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[^\[\]:]+))(?::\d*)?")
+
+
 class Service(Protocol):
     """What the HTTP side needs to know of the rest."""
 
     @property
-    def settings(self) -> Settings: ...
+    def settings(self) -> Settings:
+        """The settings in force."""
 
-    def status(self) -> ExporterStatus: ...
+    def status(self) -> ExporterStatus:
+        """What is known now."""
 
     def reload(self) -> None:
         """Read the settings anew.
@@ -61,14 +68,22 @@ def create_app(service: Service) -> FastAPI:
     ) -> Response:
         host = request.headers.get("host", "")
         if not host_allowed(host, service.settings.allowed_hosts):
-            return PlainTextResponse(
+            response: Response = PlainTextResponse(
                 f"Host {host!r} is not an address of this exporter; "
                 "add the name to allowed_hosts if it should be.\n",
                 status_code=421,
             )
-        response = await call_next(request)
+        else:
+            response = await call_next(request)
         response.headers.update(_HEADERS)
         return response
+
+    @app.exception_handler(Exception)
+    async def failed(_: Request, __: Exception) -> Response:
+        # Answered outside of all middleware; the server logs the exception.
+        return PlainTextResponse(
+            "Internal error; please report the log.\n", status_code=500, headers=_HEADERS
+        )
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
@@ -114,15 +129,14 @@ def host_allowed(host: str, allowed: tuple[str, ...]) -> bool:
     A page in somebody's browser can point a name of its own at our address; such a request carries
     that name.
     """
-    name = host.strip().lower()
-    if name.startswith("["):
-        name = name[1:].partition("]")[0]
-    elif name.count(":") == 1:
-        name = name.partition(":")[0]
-    if name == "localhost" or name in (a.lower() for a in allowed):
+    parts = _HOST.fullmatch(host.strip().lower())
+    if parts is None:
+        return False
+    name = parts["name"]
+    if name is not None and name in ("localhost", *(a.lower() for a in allowed)):
         return True
     try:
-        ipaddress.ip_address(name)
+        ipaddress.ip_address(name or parts["ipv6"])
     except ValueError:
         return False
     return True
@@ -136,7 +150,9 @@ def _refusal(request: Request, settings: Settings) -> Response | None:
         )
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     expected = settings.admin_token.get_secret_value()
-    if scheme.lower() == "bearer" and secrets.compare_digest(given.encode(), expected.encode()):
+    # Headers are read as Latin-1, so this gives back the bytes that were sent.
+    sent = given.strip().encode("latin-1")
+    if scheme.lower() == "bearer" and secrets.compare_digest(sent, os.fsencode(expected)):
         return None
     return PlainTextResponse(
         "Send the admin token as `Authorization: Bearer TOKEN`.\n",
@@ -150,5 +166,14 @@ def _plain(status: ExporterStatus) -> dict[str, Any]:
     for target in plain["targets"]:
         target["labels"] = dict(target["labels"])
         target["failures"] = dict(target["failures"])
-    result: dict[str, Any] = json.loads(json.dumps(plain))
+    result: dict[str, Any] = _finite(plain)
     return result
+
+
+def _finite(value: Any) -> Any:
+    """The same without NaN and infinity, which JSON does not have: they become null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

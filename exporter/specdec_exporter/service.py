@@ -13,6 +13,7 @@ import uvicorn
 from specdec_exporter import __version__
 from specdec_exporter.app import create_app
 from specdec_exporter.config import ConfigError, Settings, listen_address
+from specdec_exporter.log import configure
 from specdec_exporter.loop import Loop
 from specdec_exporter.model import ExporterStatus
 
@@ -56,6 +57,8 @@ class Exporter:
             settings = self._load()
             if settings.listen != self.settings.listen:
                 log.warning("listen changes at the next start", listen=settings.listen)
+            if settings.log_level != self.settings.log_level:
+                configure(settings.log_level)
             self._loop.reload(settings)
         except ConfigError as error:
             self._reloaded = False
@@ -84,7 +87,12 @@ class Exporter:
             timeout_graceful_shutdown=3,
         )
         server = uvicorn.Server(config)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_on_signal)
+        running = asyncio.get_running_loop()
+        running.add_signal_handler(signal.SIGHUP, self._reload_on_signal)
+        # The web server raises the signal that ended it once more when it is done. Handled here,
+        # the process ends with 0, as who stops a container expects.
+        for stop in (signal.SIGINT, signal.SIGTERM):
+            running.add_signal_handler(stop, setattr, server, "should_exit", True)
         measuring = asyncio.create_task(self._loop.run())
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         done, _ = await asyncio.wait({measuring, serving}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,0 +1,542 @@
+"""What is served over HTTP: to whom, in which form, and with nothing in it that was not meant."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from prometheus_client import Metric
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+from pydantic import SecretStr
+from specdec_exporter.app import Service, create_app, host_allowed
+from specdec_exporter.config import Settings, Target, load
+from specdec_exporter.loop import Monitor
+from specdec_exporter.model import ExporterStatus, Reason, ScrapeError, TargetStatus
+from specdec_exporter.service import Exporter
+from structlog.testing import capture_logs
+
+from tests import pages
+
+PATHS = ["/", "/metrics", "/api/v1/status", "/-/healthy", "/-/ready"]
+PROMETHEUS = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,"
+    "application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=1.0.0;"
+    "escaping=allow-utf-8;q=0.3,text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
+)
+
+
+class Fixed:
+    """A service that knows what it is given."""
+
+    def __init__(self, *statuses: TargetStatus, **settings: Any) -> None:
+        self.settings = Settings(**settings)
+        self.statuses = statuses
+        self.reloads = 0
+
+    def status(self) -> ExporterStatus:
+        return ExporterStatus("1.2.3", self.statuses, False, True)
+
+    def reload(self) -> None:
+        self.reloads += 1
+
+
+APPS: WeakKeyDictionary[Service, FastAPI] = WeakKeyDictionary()
+
+
+def ask(service: Service, path: str, method: str = "GET", **headers: str | bytes) -> httpx.Response:
+    app = APPS.get(service) or APPS.setdefault(service, create_app(service))
+    sent = {name.encode(): v if isinstance(v, bytes) else v.encode() for name, v in headers.items()}
+
+    async def once() -> httpx.Response:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return await client.request(method, path, headers=sent)
+
+    return asyncio.run(once())
+
+
+def measured(model_name: str = "m", **target: Any) -> TargetStatus:
+    """A target after two good scrapes."""
+    monitor = Monitor(Target(**{"url": "http://127.0.0.1:8000", **target}), Settings())
+    escaped = model_name.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    for n in (1, 2):
+        counted = pages.counters(1000 * n, (470 * n, 240 * n), first=10 * n, seconds=n)
+        lines = "\n".join(pages.lines(counted, model_name=escaped))
+        with capture_logs():
+            monitor.observe(f"{lines}\n".encode(), t=5.0 * n, duration=0.1)
+    assert monitor.status.up
+    return monitor.status
+
+
+def failed(name: str = "down", detail: str = "no whole page") -> TargetStatus:
+    monitor = Monitor(Target(url="http://127.0.0.1:8000", name=name), Settings())
+    with capture_logs():
+        monitor.observe(ScrapeError(Reason.TIMEOUT, detail), t=5, duration=0.1)
+    return monitor.status
+
+
+def families(response: httpx.Response) -> list[Metric]:
+    kind = response.headers["content-type"].partition(";")[0]
+    parse = {
+        "text/plain": parse_text,
+        "application/openmetrics-text": openmetrics.text_string_to_metric_families,
+    }[kind]
+    metrics: list[Metric] = list(parse(response.text))  # type: ignore[no-untyped-call]
+    return metrics
+
+
+# Forms
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        (b"", "text/plain; version=0.0.4; charset=utf-8"),
+        (b"*/*", "text/plain; version=0.0.4; charset=utf-8"),
+        (b"text/html,application/xhtml+xml", "text/plain; version=0.0.4; charset=utf-8"),
+        (b"text/plain;version=0.0.4", "text/plain; version=0.0.4; charset=utf-8"),
+        (PROMETHEUS.encode(), "application/openmetrics-text; version=1.0.0; charset=utf-8"),
+        (
+            b"application/openmetrics-text",
+            "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        ),
+    ],
+)
+def test_metrics_come_in_the_form_that_is_asked_for_and_say_the_same_in_each(
+    accept: bytes, kind: str
+) -> None:
+    service = Fixed(measured(), failed())
+    response = ask(service, "/metrics", accept=accept)
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith(kind)
+    samples = {s.name: s.value for family in families(response) for s in family.samples}
+    assert samples["specdec_drafts_total"] == 1000
+    assert samples["specdec_acceptance_ratio"] == pytest.approx(0.355)
+    assert samples.keys() == {
+        s.name for family in families(ask(service, "/metrics")) for s in family.samples
+    }
+    assert not any(name.endswith("_created") for name in samples)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_path_answers_while_a_target_is_down_and_before_the_first_scrape(path: str) -> None:
+    unseen = Monitor(Target(url="http://127.0.0.1:1"), Settings()).status
+    for statuses in ([], [unseen], [failed()], [measured(), failed(), unseen]):
+        assert ask(Fixed(*statuses), path).status_code == 200
+
+
+def test_the_page_and_the_json_show_figures_and_why_there_are_none() -> None:
+    service = Fixed(measured(), failed(detail="no whole page within 5s"))
+    page = ask(service, "/").text
+    assert "35.5 %" in page
+    assert "no whole page within 5s" in page
+    good, bad = ask(service, "/api/v1/status").json()["targets"]
+    assert good["up"]
+    assert good["measurements"][0]["total"]["acceptance_ratio"] == pytest.approx(0.355)
+    assert bad["failures"] == {"timeout": 1}
+    assert bad["last_error"] == "no whole page within 5s"
+
+
+# Names full of other languages' syntax
+
+NASTY = [
+    '<script>alert("1")</script>',
+    "</article><img src=x onerror='alert(1)'>&amp;&lt;",
+    "{{ 7 * 7 }}{% raw %}",
+    'a"b\\c\\nd\ne\\',
+    'x"} 1\nspecdec_up{target="other',
+    "# HELP specdec_up\t\r\x1b[31m",
+    "ümläut 模型 \u2028 \U0001f525",
+]
+
+
+class Text(HTMLParser):
+    """The text of a page, and the names of its elements and attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.text = ""
+        self.elements: set[str] = set()
+        self.attributes: set[str] = set()
+        self.feed(page)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+
+@pytest.mark.parametrize("nasty", NASTY)
+def test_a_name_is_text_on_the_page(nasty: str) -> None:
+    plain = Text(ask(Fixed(measured(), failed()), "/").text)
+    service = Fixed(measured(nasty, name=nasty), failed(nasty, nasty))
+    page = Text(ask(service, "/").text)
+    assert page.text.count(nasty) == 4
+    assert page.elements == plain.elements
+    assert page.attributes == plain.attributes
+
+
+@pytest.mark.parametrize("accept", ["text/plain", PROMETHEUS])
+@pytest.mark.parametrize("nasty", NASTY)
+def test_a_name_comes_through_metrics_as_it_was(nasty: str, accept: str) -> None:
+    service = Fixed(measured(nasty, name=nasty, labels={"zone": nasty}))
+    samples = [
+        s for family in families(ask(service, "/metrics", accept=accept)) for s in family.samples
+    ]
+    plain = Fixed(measured(labels={"zone": "b"}))
+    assert len(samples) == sum(len(f.samples) for f in families(ask(plain, "/metrics")))
+    for label in ("target", "model_name", "zone"):
+        assert {s.labels[label] for s in samples if label in s.labels} == {nasty}
+
+
+@pytest.mark.parametrize("nasty", NASTY)
+def test_a_name_comes_through_json_as_it_was(nasty: str) -> None:
+    service = Fixed(measured(nasty, name=nasty, labels={"zone": nasty}), failed("x", nasty))
+    good, bad = ask(service, "/api/v1/status").json()["targets"]
+    assert good["name"] == nasty
+    assert good["labels"] == {"zone": nasty}
+    assert good["measurements"][0]["total"]["model_name"] == nasty
+    assert bad["last_error"] == nasty
+
+
+def test_json_has_no_nan_and_no_infinity() -> None:
+    def refuse(constant: str) -> NoReturn:
+        raise AssertionError(constant)
+
+    status = measured()
+    (measurement,) = status.measurements
+    odd = dataclasses.replace(
+        measurement.total,
+        tpot_seconds=float("nan"),
+        step_seconds=float("inf"),
+        position_acceptance_ratio=(float("-inf"), 0.5),
+    )
+    status = dataclasses.replace(
+        status, measurements=(dataclasses.replace(measurement, total=odd),)
+    )
+    response = ask(Fixed(status), "/api/v1/status")
+    assert response.status_code == 200
+    total = json.loads(response.text, parse_constant=refuse)["targets"][0]["measurements"][0][
+        "total"
+    ]
+    assert total["tpot_seconds"] is total["step_seconds"] is None
+    assert total["position_acceptance_ratio"] == [None, 0.5]
+
+
+def test_user_password_and_query_of_a_targets_url_are_served_nowhere() -> None:
+    service = Fixed(
+        measured(url="http://user:hunter2@127.0.0.1:8000/m?key=hunter2"),
+        admin_token="hunter2",
+        targets=["http://user:hunter2@127.0.0.1:8000/m?key=hunter2"],
+    )
+    for path in PATHS:
+        assert "hunter2" not in ask(service, path).text
+        assert "user" not in ask(service, path).text.replace("user's", "")
+
+
+# Who may ask
+
+NAMED = Fixed(allowed_hosts=["Exporter.example"], admin_token="hunter2")
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.0.0.1", "127.0.0.1:19185", "10.1.2.3:", "[::1]", "[::1]:19185", "[fe80::1]:1", "localhost",
+     "LOCALHOST:19185", "exporter.example", "Exporter.Example:19185"],
+)  # fmt: skip
+def test_an_address_localhost_and_configured_names_may_be_asked(host: str) -> None:
+    assert ask(NAMED, "/metrics", host=host).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:19185", "127.0.0.1.evil.example", "localhost.evil.example",
+     "exporter.example.evil.example", "[evil.example]", "[localhost]", "127.0.0.1@evil.example",
+     "127.0.0.1:1@evil.example", "evil.example:127.0.0.1", "127.0.0.1:evil.example", "", ":", ":80",
+     "[", "[]", "[::1", "[::1]evil.example", "::1]", "127.1", "0x7f.0.0.1", "localhost,evil.example",
+     "<script>", "\xff"],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/metrics", "/", "/-/reload", "/nothing/here"])
+def test_any_other_name_is_misdirected(host: str, path: str) -> None:
+    service = NAMED
+    response = ask(
+        service, path, "POST", host=host.encode("latin-1"), authorization="Bearer hunter2"
+    )
+    assert response.status_code == 421
+    assert response.headers["content-type"].startswith("text/plain")
+    assert "allowed_hosts" in response.text
+    assert service.reloads == 0
+    assert not host_allowed(host, ("exporter.example",))
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """Of the application behind the real web server."""
+    config = uvicorn.Config(
+        create_app(Fixed()), log_config=None, lifespan="off", http="h11", ws="none"
+    )
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        yield listener.getsockname()[1]
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        ("GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n", 200),
+        ("GET http://evil.example/metrics HTTP/1.1\r\nHost: evil.example\r\n", 421),
+        ("GET /metrics HTTP/1.0\r\n", 421),
+        ("GET /metrics HTTP/1.1\r\n", 400),
+        ("GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil.example\r\n", 400),
+        ("GET /metrics HTTP/1.1\r\nHost: evil.example\r\nHost: 127.0.0.1\r\n", 400),
+    ],
+)
+def test_a_missing_or_doubled_host_header_gives_no_metrics(
+    head: str, status: int, port: int
+) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as peer:
+        peer.sendall(f"{head}Connection: close\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: peer.recv(65536), b"")).decode()
+    assert int(answer.split(" ")[1]) == status
+    assert ("specdec_" in answer) == (status == 200)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "host", "status"),
+    [
+        *(("GET", path, "127.0.0.1", 200) for path in PATHS),
+        ("GET", "/nothing/here", "127.0.0.1", 404),
+        ("GET", "/docs", "127.0.0.1", 404),
+        ("GET", "/openapi.json", "127.0.0.1", 404),
+        ("GET", "/-/reload", "127.0.0.1", 405),
+        ("DELETE", "/metrics", "127.0.0.1", 405),
+        ("POST", "/-/reload", "127.0.0.1", 403),
+        ("GET", "/metrics", "evil.example", 421),
+    ],
+)
+def test_every_answer_forbids_scripts_frames_sniffing_and_storing(
+    method: str, path: str, host: str, status: int
+) -> None:
+    response = ask(Fixed(measured()), path, method, host=host)
+    assert response.status_code == status
+    forbids(response)
+
+
+def forbids(response: httpx.Response) -> None:
+    policy = response.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "script-src" not in policy
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["referrer-policy"] == "no-referrer"
+    assert response.headers["cache-control"] == "no-store"
+
+
+def test_the_page_needs_nothing_that_its_policy_forbids() -> None:
+    page = Text(ask(Fixed(measured()), "/").text)
+    assert page.elements.isdisjoint({"script", "img", "link", "iframe", "form", "object"})
+    assert "src" not in page.attributes
+
+
+def test_an_error_of_our_own_is_told_without_its_insides() -> None:
+    class Broken(Fixed):
+        def status(self) -> ExporterStatus:
+            raise RuntimeError("hunter2")
+
+    for path in ("/", "/metrics", "/api/v1/status"):
+        response = ask(Broken(), path)
+        assert response.status_code == 500
+        assert "hunter2" not in response.text
+        assert "Traceback" not in response.text
+        forbids(response)
+
+
+# Reload
+
+
+def test_without_a_token_nothing_can_be_changed_over_http() -> None:
+    service = Fixed()
+    for authorization in (b"", b"Bearer ", b"Bearer None", b"Bearer hunter2"):
+        response = ask(service, "/-/reload", "POST", authorization=authorization)
+        assert response.status_code == 403
+        assert "SIGHUP" in response.text
+    assert service.reloads == 0
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [b"", b"Bearer", b"Bearer ", b"Bearer hunter", b"Bearer hunter22", b"Bearer HUNTER2", b"hunter2",
+     b"Basic hunter2", b"Bearer hunter2 hunter2", b"Bearer \xff\x00", b"Basic Omh1bnRlcjI="],
+)  # fmt: skip
+def test_a_wrong_token_is_refused_and_does_nothing(authorization: bytes) -> None:
+    service = Fixed(admin_token="hunter2")
+    response = ask(service, "/-/reload", "POST", authorization=authorization)
+    assert response.status_code == 401
+    assert response.headers["www-authenticate"] == "Bearer"
+    assert "hunter2" not in response.text
+    assert service.reloads == 0
+
+
+@pytest.mark.parametrize("scheme", [b"Bearer ", b"bearer ", b"BEARER   "])
+@pytest.mark.parametrize("token", ["hunter2", "h=u/n+t~e.r-2_", "hünter2 模型"])
+def test_the_right_token_reloads(scheme: bytes, token: str) -> None:
+    service = Fixed(admin_token=token)
+    response = ask(service, "/-/reload", "POST", authorization=scheme + token.encode())
+    assert (response.status_code, service.reloads) == (200, 1)
+
+
+def test_a_get_never_reloads() -> None:
+    service = Fixed(admin_token="hunter2")
+    for method in ("GET", "HEAD", "PUT", "OPTIONS"):
+        response = ask(service, "/-/reload", method, authorization="Bearer hunter2")
+        assert response.status_code == 405
+    assert service.reloads == 0
+
+
+def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+    real = secrets.compare_digest
+
+    def spy(a: bytes, b: bytes) -> bool:
+        compared.append((a, b))
+        return real(a, b)
+
+    class Token(str):
+        """Fails when it is compared in any other way."""
+
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> NoReturn:
+            raise AssertionError("not in constant time")
+
+    service = Fixed()
+    service.settings = service.settings.model_copy(
+        update={"admin_token": SecretStr(Token("hunter2"))}
+    )
+    monkeypatch.setattr(secrets, "compare_digest", spy)
+    ask(service, "/-/reload", "POST", authorization="Bearer hunter1")
+    assert compared == [(b"hunter1", b"hunter2")]
+
+
+class Reloadable:
+    """A real exporter, whose settings stand in a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.write("interval: 1s")
+        self.exporter = Exporter(self.load(), self.load)
+
+    def write(self, text: str) -> None:
+        self.file.write_text(f"admin_token: hunter2\n{text}\n")
+
+    def load(self) -> Settings:
+        return load(self.file, None, {})
+
+    def reload(self) -> httpx.Response:
+        return ask(self.exporter, "/-/reload", "POST", authorization="Bearer hunter2")
+
+    def successful(self) -> float:
+        (value,) = [
+            s.value
+            for family in families(ask(self.exporter, "/metrics"))
+            for s in family.samples
+            if s.name == "specdec_exporter_config_last_reload_successful"
+        ]
+        return value
+
+
+@pytest.fixture
+def reloadable(tmp_path: Path) -> Reloadable:
+    return Reloadable(tmp_path / "specdec.yml")
+
+
+def test_a_reload_puts_new_settings_in_force(reloadable: Reloadable) -> None:
+    reloadable.write("targets: [http://a]\ninterval: 2s\nallowed_hosts: [new.example]")
+    with capture_logs() as logs:
+        response = reloadable.reload()
+    assert response.status_code == 200
+    assert logs == [{"event": "reloaded", "log_level": "info", "targets": 1}]
+    assert reloadable.exporter.settings.interval == 2
+    (target,) = reloadable.exporter.status().targets
+    assert target.name == "a:80"
+    assert ask(reloadable.exporter, "/metrics", host="new.example").status_code == 200
+
+
+def test_a_reload_of_wrong_settings_keeps_the_old_ones_and_says_so_everywhere(
+    reloadable: Reloadable,
+) -> None:
+    assert reloadable.successful() == 1
+    reloadable.write("interval: often\nlistn: x")
+    with capture_logs() as logs:
+        response = reloadable.reload()
+    assert response.status_code == 500
+    assert "The old settings stay in force" in response.text
+    for number, name in ((2, "interval"), (3, "listn")):
+        assert f"{reloadable.file}:{number}: {name}: " in response.text
+    assert sorted(e["place"] for e in logs) == [f"{reloadable.file}:{n}" for n in (2, 3)]
+    assert {(e["event"], e["log_level"]) for e in logs} == {("reload failed", "error")}
+    assert reloadable.successful() == 0
+    assert reloadable.exporter.settings.interval == 1
+    assert "The last reload failed" in ask(reloadable.exporter, "/").text
+    assert not ask(reloadable.exporter, "/api/v1/status").json()["last_reload_successful"]
+
+    reloadable.write("interval: 3s")
+    with capture_logs():
+        assert reloadable.reload().status_code == 200
+    assert reloadable.successful() == 1
+    assert "The last reload failed" not in ask(reloadable.exporter, "/").text
+
+
+def test_a_reload_without_its_file_keeps_the_old_settings(reloadable: Reloadable) -> None:
+    reloadable.file.unlink()
+    with capture_logs():
+        assert reloadable.reload().status_code == 500
+    assert reloadable.exporter.settings.interval == 1
+    assert reloadable.successful() == 0
+
+
+def test_a_failed_reload_shows_no_secret(reloadable: Reloadable) -> None:
+    reloadable.write("admin_token: hunter3\ntargets: ['http://user:hunter4@a:port']")
+    with capture_logs() as logs:
+        doubled = reloadable.reload().text
+        reloadable.write("targets: ['http://user:hunter4@a:port']")
+        wrong = reloadable.reload().text
+    assert len(logs) == 2
+    assert "hunter" not in f"{doubled}{wrong}{logs}"
+
+
+def test_a_reload_changes_the_log_level_at_once_and_the_address_at_the_next_start(
+    reloadable: Reloadable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levels: list[str] = []
+    monkeypatch.setattr("specdec_exporter.service.configure", levels.append)
+    reloadable.write("log_level: debug\nlisten: 127.0.0.1:1")
+    with capture_logs() as logs, contextlib.suppress(OSError):
+        reloadable.reload()
+        reloadable.reload()
+    assert levels == ["debug"]
+    assert [e["event"] for e in logs].count("listen changes at the next start") == 1
