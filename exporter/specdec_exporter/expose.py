@@ -60,7 +60,7 @@ def _counter(
     return Family(
         name=f"specdec_{name}",
         section=Section.COUNTERS,
-        help=f"{help_} {upstream}",
+        help=f"{help_} {upstream}".strip(),
         formula=formula,
         labels=("model_name", "engine"),
         samples=lambda status: (
@@ -86,7 +86,7 @@ def _windowed_by(
     return Family(
         name=f"specdec_{name}",
         section=Section.WINDOWED,
-        help=f"{help_} {upstream}",
+        help=f"{help_} {upstream}".strip(),
         formula=formula,
         labels=("model_name", *labels, "window"),
         samples=lambda status: (

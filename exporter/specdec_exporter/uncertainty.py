@@ -9,9 +9,10 @@ target's own past and from the window itself. This module does arithmetic only.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from operator import mul
 
 from specdec_exporter.model import Counters, Window
 
@@ -120,19 +121,16 @@ def window_inflation(window: Window) -> float | None:
     2018, who choose B = 0.41 n^(2/3) for n intervals). Time runs in drafts, so that busy and quiet
     intervals weigh as they should. None where nothing can be said.
     """
-    intervals: dict[float, tuple[float, float]] = {}
+    if not window.num_speculative_tokens:
+        return None
+    drafts: dict[float, float] = defaultdict(float)
+    accepted: dict[float, float] = defaultdict(float)
     for track in window.tracks:
-        for before, after in pairwise(track):
-            if after.totals.drafts is None or before.totals.drafts is None:
-                return None
-            drafts, accepted = intervals.get(after.t, (0.0, 0.0))
-            intervals[after.t] = (
-                drafts + after.totals.drafts - before.totals.drafts,
-                accepted
-                + sum(after.totals.accepted_per_position)
-                - sum(before.totals.accepted_per_position),
-            )
-    series = [intervals[t] for t in sorted(intervals) if intervals[t][0] > 0]
+        sums = [(p.t, p.totals.drafts or 0.0, sum(p.totals.accepted_per_position)) for p in track]
+        for (_, d0, j0), (t, d1, j1) in pairwise(sums):
+            drafts[t] += d1 - d0
+            accepted[t] += j1 - j0
+    series = [(drafts[t], accepted[t]) for t in sorted(drafts) if drafts[t] > 0]
     if len(series) < 4:
         return None
     increase = window.increase
@@ -146,8 +144,7 @@ def window_inflation(window: Window) -> float | None:
     count = max(1, int(0.41 * len(series) ** (2 / 3)))
     power = 0.0
     for b in range(1, count + 1):
-        projection = sum(
-            e * math.cos(math.pi * b * u) for e, u in zip(residuals, middles, strict=True)
-        )
+        angle = math.pi * b
+        projection = sum(map(mul, residuals, [math.cos(angle * u) for u in middles]))
         power += 2 * projection * projection
     return power / count / (total * variance)

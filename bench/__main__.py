@@ -1,0 +1,202 @@
+"""What the exporter costs, against the goals it has set itself: `make bench`.
+
+Speed is a ratio of two measurements taken in turns in one run, so a busy machine slows both. Exits
+with 1 where a goal is missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+from rich.table import Table
+from specdec_exporter.parse import parse
+from specdec_exporter.simulator import SCENARIOS, SimulatorServer
+
+PAGES = sorted((Path(__file__).parents[1] / "tests" / "data").glob("*/*.prom"))
+ROUNDS = 15
+STARTS = 5
+SCRAPES = 300
+INTERVAL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Result:
+    """One figure and the goal for it."""
+
+    what: str
+    figure: str
+    goal: str
+    met: bool
+
+
+def seconds(work: Callable[[], object]) -> float:
+    begin = time.process_time()
+    work()
+    return time.process_time() - begin
+
+
+def parsing() -> Iterator[Result]:
+    ratios = []
+    for path in PAGES:
+        page = path.read_bytes()
+        text = page.decode()
+        pairs = [
+            (
+                seconds(lambda text=text: list(text_string_to_metric_families(text))),
+                seconds(lambda page=page: [parse(page, t=0.0) for _ in range(10)]) / 10,
+            )
+            for _ in range(ROUNDS)
+        ]
+        ratios.append(statistics.median(official / ours for official, ours in pairs))
+    yield Result(
+        f"parsing a page, against prometheus_client ({len(PAGES)} pages, slowest and median)",
+        f"{min(ratios):.1f}x, {statistics.median(ratios):.1f}x",
+        "at least 12x",
+        min(ratios) >= 12,
+    )
+
+
+@contextmanager
+def simulated_server() -> Iterator[str]:
+    """The healthy scenario, served from a thread of this process."""
+    loop = asyncio.new_event_loop()
+    server = SimulatorServer(SCENARIOS["healthy"])
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(server.start(), loop).result()
+        yield server.url
+    finally:
+        asyncio.run_coroutine_threadsafe(server.stop(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@contextmanager
+def exporter(target: str) -> Iterator[tuple[int, httpx.Client, float]]:
+    """`serve` on a target: its process id, a client for it, and when it was started."""
+    with simulated_port() as port:
+        command = [
+            *(Path(sys.executable).with_name("specdec-exporter"), "serve", "--target", target),
+            *("--listen", f"127.0.0.1:{port}", "--interval", f"{INTERVAL_SECONDS * 1000:g}ms"),
+        ]
+    begin = time.monotonic()
+    with (
+        subprocess.Popen(command, stderr=subprocess.DEVNULL) as process,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=5) as client,
+    ):
+        try:
+            yield process.pid, client, begin
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def simulated_port() -> Iterator[int]:
+    """A port that is free once this has ended."""
+    import socket
+
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        yield chosen.getsockname()[1]
+
+
+def page(client: httpx.Client) -> str:
+    try:
+        return client.get("/metrics").text
+    except httpx.TransportError:
+        return ""
+
+
+def until_up(client: httpx.Client, begin: float) -> float:
+    while (
+        "specdec_up{target=" not in (body := page(client))
+        or "} 1.0" not in body.split("\nspecdec_up{", 1)[-1].split("\n", 1)[0]
+    ):
+        if time.monotonic() - begin > 30:
+            raise SystemExit("the exporter did not come up within 30 s")
+        time.sleep(0.01)
+    return time.monotonic() - begin
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_megabytes(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def scrapes(client: httpx.Client) -> int:
+    return int(client.get("/api/v1/status").json()["targets"][0]["scrapes"])
+
+
+def serving() -> Iterator[Result]:
+    with simulated_server() as target:
+        starts = []
+        for _ in range(STARTS):
+            with exporter(target) as (_, client, begin):
+                starts.append(until_up(client, begin))
+        yield Result(
+            f"first page with up 1, median of {STARTS} starts",
+            f"{statistics.median(starts):.2f} s",
+            "within 2 s",
+            statistics.median(starts) <= 2,
+        )
+        with exporter(target) as (pid, client, begin):
+            until_up(client, begin)
+            time.sleep(1)
+            cpu, done = cpu_seconds(pid), scrapes(client)
+            while (now := scrapes(client)) < done + SCRAPES:
+                time.sleep(0.5)
+            each = 1000 * (cpu_seconds(pid) - cpu) / (now - done)
+            begin_pages = cpu_seconds(pid)
+            for _ in range(SCRAPES):
+                page(client)
+            # The scrapes of the target went on meanwhile; theirs is known.
+            meanwhile = (scrapes(client) - now) * each
+            served = (1000 * (cpu_seconds(pid) - begin_pages) - meanwhile) / SCRAPES
+            memory = resident_megabytes(pid)
+        yield Result(
+            f"processor time of a scrape and of serving /metrics once ({SCRAPES} of each)",
+            f"{each:.1f} + {served:.1f} ms",
+            "at most 4 ms",
+            each + served <= 4,
+        )
+        yield Result(
+            f"resident memory after {SCRAPES} scrapes",
+            f"{memory:.0f} MB",
+            "at most 80 MB",
+            memory <= 80,
+        )
+
+
+def main() -> int:
+    results = [*parsing(), *serving()]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("what", "figure", "goal", ""):
+        table.add_column(column, no_wrap=True)
+    for result in results:
+        table.add_row(result.what, result.figure, result.goal, "met" if result.met else "MISSED")
+    Console(width=140).print(table)
+    return 0 if all(result.met for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
