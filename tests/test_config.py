@@ -416,7 +416,8 @@ def test_a_listen_address_is_host_and_port(given_as: str, address: tuple[str, in
 
 
 @pytest.mark.parametrize(
-    "given_as", ["", "19185", "a:", "a:b", "a:65536", "a:-1", "::1:1", "[::1]", "[a]:1", "[::1:1"]
+    "given_as",
+    ["", "19185", "a:", "a:b", "a:65536", "a:-1", "::1:1", "[::1]", "[a]:1", "[::1:1", "a\0b:1"],
 )
 def test_what_is_no_listen_address_is_refused(given_as: str) -> None:
     with pytest.raises(ValueError, match=r"HOST:PORT|permitted|At least|Only hex"):

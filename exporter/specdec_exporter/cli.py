@@ -6,7 +6,7 @@ Commands import what they need when they run, so that none waits for another's l
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
@@ -76,9 +76,10 @@ def serve(
     configure(settings.log_level)
     try:
         listener = bind(settings.listen)
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
         raise _CannotRun(
-            f"cannot listen on {settings.listen} ({error.strerror}); choose another --listen"
+            f"cannot listen on {settings.listen} ({why}); choose another --listen"
         ) from error
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
@@ -109,7 +110,8 @@ def demo(
 def check_config(file: Annotated[Path, typer.Argument(help="YAML file of settings.")]) -> None:
     """Check a file of settings; exit 1 and the place of each mistake if it is wrong."""
     settings = load(file)
-    print(f"{file}: good, {len(settings.targets)} targets")
+    count = len(settings.targets)
+    print(f"{file}: good, {count} target{'' if count == 1 else 's'}")
 
 
 @app.command()
@@ -151,8 +153,13 @@ def replay(
 
     try:
         count = (print_json if output is Format.JSON else print_table)(measured())
+        sys.stdout.flush()
     except RecordingError as error:
         raise _CannotRun(str(error)) from error
+    except BrokenPipeError:
+        # The reader has gone, as `head` does; nothing is wrong.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return
     if not count:
         raise _CannotRun("no scrape could be used")
 
@@ -173,10 +180,3 @@ def main() -> None:
     except _CannotRun as error:
         print(f"specdec-exporter: {error}", file=sys.stderr)
         sys.exit(1)
-    except BrokenPipeError:
-        # The reader has gone, as `head` does; nothing is wrong.
-        with contextlib.suppress(OSError):
-            sys.stdout = None
-        sys.exit(0)
-    except KeyboardInterrupt:
-        sys.exit(130)

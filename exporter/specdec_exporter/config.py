@@ -268,7 +268,8 @@ def listen_address(value: str) -> tuple[str, int]:
     """
     host, colon, port = value.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
-    if not colon or not port.isdecimal() or int(port) > 65535 or (":" in host and not bracketed):
+    usable = colon and port.isdecimal() and int(port) <= 65535 and value.isprintable()
+    if not usable or (":" in host and not bracketed):
         raise ValueError(f"{value!r} is not HOST:PORT, such as 127.0.0.1:19185 or [::1]:19185")
     if bracketed:
         host = host[1:-1]
