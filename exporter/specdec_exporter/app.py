@@ -11,12 +11,13 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specdec_exporter.config import ConfigError, Settings
 from specdec_exporter.expose import format_window, registry, render
@@ -29,7 +30,6 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-
 
 _HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[^\[\]:]+))(?::\d*)?")
 
@@ -52,6 +52,31 @@ class Service(Protocol):
         """
 
 
+class _Guard:
+    """Refuses requests under a foreign name, and puts the security headers on every answer."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        app = self._app
+        if scope["type"] == "http":
+            host = Headers(scope=scope).get("host", "")
+            if not host_allowed(host, self._service.settings.allowed_hosts):
+                app = PlainTextResponse(
+                    f"Host {host!r} is not an address of this exporter; "
+                    "add the name to allowed_hosts if it should be.\n",
+                    status_code=421,
+                )
+        await app(scope, receive, send_guarded)
+
+
 def create_app(service: Service) -> FastAPI:
     """The exporter's web application."""
     app = FastAPI(title="specdec-exporter", docs_url=None, redoc_url=None, openapi_url=None)
@@ -62,21 +87,7 @@ def create_app(service: Service) -> FastAPI:
     templates.filters["window"] = format_window
     page = templates.get_template("page.html")
 
-    @app.middleware("http")
-    async def guard(
-        request: Request, call_next: Callable[[Request], Awaitable[Response]]
-    ) -> Response:
-        host = request.headers.get("host", "")
-        if not host_allowed(host, service.settings.allowed_hosts):
-            response: Response = PlainTextResponse(
-                f"Host {host!r} is not an address of this exporter; "
-                "add the name to allowed_hosts if it should be.\n",
-                status_code=421,
-            )
-        else:
-            response = await call_next(request)
-        response.headers.update(_HEADERS)
-        return response
+    app.add_middleware(_Guard, service=service)
 
     @app.exception_handler(Exception)
     async def failed(_: Request, __: Exception) -> Response:
