@@ -75,11 +75,13 @@ async def _show(
 ) -> None:
     address = f"http://{settings.listen}"
     screen.print(
-        f"A simulated vLLM ({scenario}: {SCENARIOS[scenario].description}) on {simulator}\n"
-        f"The exporter's page {address}/, for Prometheus {address}/metrics. Ctrl-C ends both.\n",
+        f"Simulated vLLM  {simulator}  ({scenario})\n"
+        f"Exporter        {address}/\n"
+        f"For Prometheus  {address}/metrics\n",
         highlight=False,
         soft_wrap=True,
     )
+    screen.print(f"{SCENARIOS[scenario].description}. Ctrl-C ends both.\n", highlight=False)
     if not screen.is_terminal:
         while True:
             await asyncio.sleep(PLAIN_REFRESH_SECONDS)

@@ -52,18 +52,23 @@ def milliseconds(value: float | None) -> str:
 
 def cells(derived: Derived) -> tuple[str, ...]:
     """The figures under COLUMNS."""
-    positions = derived.position_acceptance_ratio
     return (
         str(derived.num_speculative_tokens),
         number(derived.drafts, 0),
         percent(derived.acceptance_ratio, derived.acceptance_ratio_stderr),
         number(derived.mean_acceptance_length, 2),
-        " ".join(NO_VALUE if p is None else f"{100 * p:.0f}" for p in positions) or NO_VALUE,
+        _positions(derived.position_acceptance_ratio),
         milliseconds(derived.tpot_seconds),
         milliseconds(derived.step_seconds),
         number(derived.tokens_per_step, 2),
         number(derived.decode_concurrency, 1),
     )
+
+
+def _positions(ratios: tuple[float | None, ...]) -> str:
+    if not any(ratio is not None for ratio in ratios):
+        return NO_VALUE
+    return " ".join(NO_VALUE if p is None else f"{100 * p:.0f}" for p in ratios) + " %"
 
 
 def print_json(results: Iterable[Replayed]) -> int:
