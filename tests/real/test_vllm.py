@@ -1,0 +1,443 @@
+"""What the exporter says of a real vLLM is what its counters say, and what its clients see.
+
+Each server gets one load of streamed completions while `specdec-exporter serve` watches it. What the
+server's page, the exporter's page and the client's clock said is kept, and the tests compare the
+three. The server's page is read with prometheus_client's parser, not with ours.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.real.vllm_bed import (
+    Load,
+    VllmServer,
+    VllmUnavailableError,
+    code_prompts,
+    free_port,
+    get,
+    random_word_prompts,
+    run_load,
+    vllm_venv,
+)
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+SYNTHETIC_RATES = (0.47, 0.24)
+"""The acceptance that Google's Gemma 4 guide reports at k = 2."""
+
+COUNTERS = {
+    "vllm:spec_decode_num_drafts_total": "specdec_drafts_total",
+    "vllm:spec_decode_num_draft_tokens_total": "specdec_draft_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens_total": "specdec_accepted_tokens_total",
+    "vllm:inter_token_latency_seconds_sum": "specdec_decode_seconds_total",
+    "vllm:inter_token_latency_seconds_count": "specdec_decode_steps_total",
+}
+PER_POSITION = {
+    "vllm:spec_decode_num_accepted_tokens_per_pos_total": (
+        "specdec_accepted_tokens_per_position_total"
+    ),
+}
+SPECULATION_GAUGES = (
+    "specdec_acceptance_ratio",
+    "specdec_front_acceptance_ratio",
+    "specdec_mean_acceptance_length",
+    "specdec_position_acceptance_ratio",
+    "specdec_mean_draft_length",
+    "specdec_draft_coverage_ratio",
+)
+
+SETTLED_SECONDS = 30.0
+CLOCK_TOLERANCE = 0.05
+"""Of the client's TPOT. The two agree within 0.01 on a machine with nothing else to do; on two cores
+with three times the work that they can do, 0.044 has been seen: a client that waits for a core takes
+a token for later than it was."""
+
+MERGED_CHUNKS = 0.2
+"""A server that falls behind sends the tokens of several steps as one chunk: up to 0.08 were seen."""
+
+
+class Page:
+    """A metrics page, by sample name and labels."""
+
+    def __init__(self, text: str) -> None:
+        families: list[Metric] = list(text_string_to_metric_families(text))
+        self._samples = [sample for family in families for sample in family.samples]
+
+    def all(self, name: str, **labels: str) -> list[float]:
+        """The values of the samples of this name that have these labels, among others."""
+        return [
+            s.value for s in self._samples if s.name == name and labels.items() <= s.labels.items()
+        ]
+
+    def one(self, name: str, **labels: str) -> float:
+        """The value of the only such sample."""
+        (value,) = self.all(name, **labels)
+        return value
+
+    def labels(self, name: str, label: str) -> list[str]:
+        """The values of one label of this name's samples, in order of appearance."""
+        return list(dict.fromkeys(s.labels[label] for s in self._samples if s.name == name))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One load: both pages before and after it, and what the client saw."""
+
+    server_before: Page
+    server_after: Page
+    exporter_before: Page
+    exporter_after: Page
+    load: Load
+
+    def increase(self, name: str, **labels: str) -> float:
+        """Of a counter of the server, summed over its series."""
+        after, before = (
+            self.server_after.all(name, **labels),
+            self.server_before.all(name, **labels),
+        )
+        assert len(after) == len(before) > 0, name
+        return sum(after) - sum(before)
+
+    def counted(self, name: str, **labels: str) -> float:
+        """The increase of a counter of the exporter, summed over its series."""
+        after = self.exporter_after.all(name, **labels)
+        before = self.exporter_before.all(name, **labels)
+        assert len(after) == len(before) > 0, name
+        return sum(after) - sum(before)
+
+    def figure(self, name: str, **labels: str) -> float:
+        """A gauge of the exporter after the load."""
+        return self.exporter_after.one(name, **labels)
+
+    @property
+    def engines(self) -> list[str]:
+        return self.server_after.labels("vllm:generation_tokens_total", "engine")
+
+    @property
+    def positions(self) -> list[str]:
+        return self.server_after.labels(
+            "vllm:spec_decode_num_accepted_tokens_per_pos_total", "position"
+        )
+
+
+class Exporter:
+    """`specdec-exporter serve` for one target, alive inside a `with` block."""
+
+    def __init__(self, target: str, log: Path) -> None:
+        self._log = log
+        address = f"127.0.0.1:{free_port()}"
+        self._url = f"http://{address}/metrics"
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [
+                    Path(sys.executable).with_name("specdec-exporter"),
+                    *("serve", "--target", target, "--listen", address, "--interval", "1s"),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # Settings of the person who runs the tests are not for this exporter.
+                env={k: v for k, v in os.environ.items() if not k.startswith("SPECDEC_")},
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait(timeout=15)
+
+    def page_scraped_after(self, moment: float) -> Page:
+        """The first page that rests on a scrape later than this unix time."""
+        return wait_for(
+            self._page,
+            lambda page: any(
+                t > moment for t in page.all("specdec_last_scrape_success_timestamp_seconds")
+            ),
+        )
+
+    def _page(self) -> Page:
+        assert self._process.poll() is None, f"the exporter ended:\n{self._log.read_text()}"
+        try:
+            return Page(get(self._url))
+        except httpx.TransportError:  # it does not listen yet
+            return Page("")
+
+
+def wait_for(read: Callable[[], Page], satisfied: Callable[[Page], bool]) -> Page:
+    """The first page that satisfies a condition."""
+    deadline = time.monotonic() + SETTLED_SECONDS
+    while not satisfied(page := read()):
+        assert time.monotonic() < deadline, f"not within {SETTLED_SECONDS:.0f} s"
+        time.sleep(0.1)
+    return page
+
+
+def observe(server: VllmServer, prompts: Sequence[str], max_tokens: int = 96) -> Run:
+    """Load a server while a fresh exporter watches it, and keep what everybody said."""
+
+    def finished(page: Page) -> float:
+        return sum(page.all("vllm:request_success_total"))
+
+    with Exporter(server.url, server.log.with_name("exporter.log")) as exporter:
+        exporter_before = exporter.page_scraped_after(0.0)
+        server_before = Page(server.metrics())
+        load = run_load(server.url, prompts, concurrency=8, max_tokens=max_tokens)
+        # vLLM counts a request shortly after the client has got its last token.
+        server_after = wait_for(
+            lambda: Page(server.metrics()),
+            lambda page: finished(page) == finished(server_before) + len(prompts),
+        )
+        exporter_after = exporter.page_scraped_after(time.time())
+    return Run(server_before, server_after, exporter_before, exporter_after, load)
+
+
+@pytest.fixture(scope="session")
+def venv(request: pytest.FixtureRequest) -> Path:
+    try:
+        return vllm_venv()
+    except VllmUnavailableError as missing:
+        if os.environ.get("CI"):
+            pytest.fail(str(missing), pytrace=False)
+        terminal = request.config.pluginmanager.get_plugin("terminalreporter")
+        assert terminal is not None
+        terminal.ensure_newline()
+        terminal.write_line(f"SKIPPED all tests with a real vLLM. {missing}", red=True, bold=True)
+        pytest.skip(str(missing))
+
+
+Start = Callable[..., VllmServer]
+
+
+@pytest.fixture(scope="session")
+def start(venv: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
+    def start(model: str, speculative: Mapping[str, Any] | None, *extra_args: str) -> VllmServer:
+        return VllmServer(
+            venv,
+            model,
+            speculative_config=speculative,
+            extra_args=extra_args,
+            log=tmp_path_factory.mktemp("vllm") / "vllm.log",
+        )
+
+    return start
+
+
+DRAFT_MODEL = {"method": "draft_model", "model": "llama-draft", "num_speculative_tokens": 4}
+
+
+@pytest.fixture(scope="session")
+def gemma_mtp(start: Start) -> Run:
+    speculative = {
+        "method": "mtp",
+        "model": "gemma4-tiny-assistant",
+        "num_speculative_tokens": len(SYNTHETIC_RATES),
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": SYNTHETIC_RATES,
+    }
+    with start("gemma4-tiny", speculative) as server:
+        return observe(server, code_prompts(36))
+
+
+@pytest.fixture(scope="session")
+def draft_model(start: Start) -> dict[str, Run]:
+    with start("llama-target", DRAFT_MODEL) as server:
+        return {
+            "code": observe(server, code_prompts(40)),
+            # These models find their way back to code after a while.
+            "random words": observe(server, random_word_prompts(36), max_tokens=64),
+        }
+
+
+@pytest.fixture(scope="session")
+def code(draft_model: dict[str, Run]) -> Run:
+    return draft_model["code"]
+
+
+@pytest.fixture(scope="session")
+def random_words(draft_model: dict[str, Run]) -> Run:
+    return draft_model["random words"]
+
+
+@pytest.fixture(scope="session")
+def ngram(start: Start) -> Run:
+    speculative = {
+        "method": "ngram",
+        "num_speculative_tokens": 4,
+        "prompt_lookup_max": 3,
+        "prompt_lookup_min": 1,
+    }
+    with start("llama-target", speculative) as server:
+        return observe(server, code_prompts(24))
+
+
+@pytest.fixture(scope="session")
+def no_speculation(start: Start) -> Run:
+    with start("llama-target", None) as server:
+        return observe(server, code_prompts(24))
+
+
+@pytest.fixture(scope="session")
+def two_engines(start: Start) -> Run:
+    with start("llama-target", DRAFT_MODEL, "--data-parallel-size", "2") as server:
+        return observe(server, code_prompts(24), max_tokens=160)
+
+
+SPECULATING = ("gemma_mtp", "code", "random_words", "ngram", "two_engines")
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest) -> Run:
+    """The run that a parameter names."""
+    found: Run = request.getfixturevalue(request.param)
+    return found
+
+
+every_run = pytest.mark.parametrize("run", [*SPECULATING, "no_speculation"], indirect=True)
+every_speculating_run = pytest.mark.parametrize("run", SPECULATING, indirect=True)
+
+
+@every_run
+def test_the_target_is_up(run: Run) -> None:
+    assert run.figure("specdec_up") == 1
+
+
+@every_speculating_run
+def test_counters_are_those_of_the_server_by_engine(run: Run) -> None:
+    for engine in run.engines:
+        for theirs, ours in COUNTERS.items():
+            counted = run.counted(ours, model_name="tiny", engine=engine)
+            assert counted == pytest.approx(run.increase(theirs, engine=engine), rel=1e-9), ours
+            assert counted > 0
+        for theirs, ours in PER_POSITION.items():
+            for position in run.positions:
+                at = {"engine": engine, "position": position}
+                assert run.counted(ours, **at) == run.increase(theirs, **at)
+
+
+@every_run
+def test_tokens_are_those_that_the_client_got(run: Run) -> None:
+    first_tokens = len(run.load.completions)
+    assert run.counted("specdec_decode_tokens_total") == run.load.tokens - first_tokens
+
+
+@every_speculating_run
+def test_acceptance_figures_are_quotients_of_the_counters(run: Run) -> None:
+    steps = run.increase("vllm:inter_token_latency_seconds_count")
+    drafts = run.increase("vllm:spec_decode_num_drafts_total")
+    # vLLM 0.32 counts padding as rejected drafts of k tokens, of which N tells the number.
+    padded = max(0.0, drafts - steps)
+    real = drafts - padded
+    drafted = run.increase("vllm:spec_decode_num_draft_tokens_total") - padded * len(run.positions)
+    accepted = run.increase("vllm:spec_decode_num_accepted_tokens_total")
+    at = [
+        run.increase("vllm:spec_decode_num_accepted_tokens_per_pos_total", position=position)
+        for position in run.positions
+    ]
+    assert run.figure("specdec_window_drafts") == drafts
+    assert run.figure("specdec_num_speculative_tokens") == len(run.positions)
+    for name, expected in {
+        "specdec_acceptance_ratio": accepted / drafted,
+        "specdec_front_acceptance_ratio": (at[0] + at[1]) / (real + min(real, drafted - real)),
+        "specdec_mean_acceptance_length": 1 + accepted / real,
+        "specdec_mean_draft_length": drafted / real,
+        "specdec_draft_coverage_ratio": drafts / steps,
+    }.items():
+        assert run.figure(name) == pytest.approx(expected, rel=1e-9), name
+    for position, count in zip(run.positions, at, strict=True):
+        figure = run.figure("specdec_position_acceptance_ratio", position=position)
+        assert figure == pytest.approx(count / real, rel=1e-9)
+
+
+@every_run
+def test_times_are_quotients_of_the_counters(run: Run) -> None:
+    seconds = run.increase("vllm:inter_token_latency_seconds_sum")
+    steps = run.increase("vllm:inter_token_latency_seconds_count")
+    first_tokens = run.increase("vllm:time_to_first_token_seconds_count")
+    tokens = run.increase("vllm:generation_tokens_total") - first_tokens
+    for name, expected in {
+        "specdec_tpot_seconds": seconds / tokens,
+        "specdec_step_seconds": seconds / steps,
+        "specdec_tokens_per_step": tokens / steps,
+    }.items():
+        assert run.figure(name) == pytest.approx(expected, rel=1e-9), name
+
+
+@every_run
+def test_tpot_is_what_the_clients_clock_says(run: Run) -> None:
+    tpot = run.figure("specdec_tpot_seconds")
+    assert tpot == pytest.approx(run.load.tpot_seconds, rel=CLOCK_TOLERANCE)
+
+
+@every_run
+def test_tokens_per_step_are_the_tokens_per_chunk_of_the_streams(run: Run) -> None:
+    figure, seen = run.figure("specdec_tokens_per_step"), run.load.tokens_per_chunk
+    assert (1 - MERGED_CHUNKS) * seen <= figure <= seen * (1 + 1e-9)
+
+
+def test_gemma_4_with_its_assistant_shows_the_rates_that_it_was_given(gemma_mtp: Run) -> None:
+    drafts = gemma_mtp.figure("specdec_window_drafts")
+    p0, p1 = SYNTHETIC_RATES
+    for position, rate in enumerate(SYNTHETIC_RATES):
+        figure = gemma_mtp.figure("specdec_position_acceptance_ratio", position=str(position))
+        # Drawn anew for every draft, so the binomial error is the true one here.
+        assert figure == pytest.approx(rate, abs=4 * math.sqrt(rate * (1 - rate) / drafts))
+    error = math.sqrt((p0 + 3 * p1 - (p0 + p1) ** 2) / drafts)
+    mal = gemma_mtp.figure("specdec_mean_acceptance_length")
+    assert mal == pytest.approx(1 + p0 + p1, abs=4 * error)
+    assert error < 0.02, "too few drafts to tell"
+
+
+def test_a_draft_model_is_good_at_code_and_bad_at_random_words(
+    code: Run, random_words: Run
+) -> None:
+    assert 2.0 < code.figure("specdec_mean_acceptance_length") < 3.0
+    assert 1.1 < random_words.figure("specdec_mean_acceptance_length") < 1.6
+
+
+def test_positions_decay(code: Run) -> None:
+    ratios = [
+        code.figure("specdec_position_acceptance_ratio", position=position)
+        for position in ("0", "1", "2", "3")
+    ]
+    assert ratios == sorted(ratios, reverse=True)
+    assert ratios[0] > 2 * ratios[3] > 0
+
+
+def test_ngram_drafts_are_shorter_than_k_and_do_not_cover_every_step(ngram: Run) -> None:
+    assert 1 <= ngram.figure("specdec_mean_draft_length") < 4
+    assert 0 < ngram.figure("specdec_draft_coverage_ratio") < 0.9
+
+
+def test_without_speculation_k_is_0_and_there_is_no_figure_of_it(no_speculation: Run) -> None:
+    assert no_speculation.figure("specdec_num_speculative_tokens") == 0
+    for name in SPECULATION_GAUGES:
+        assert no_speculation.exporter_after.all(name) == [], name
+    assert no_speculation.figure("specdec_tokens_per_step") == 1
+
+
+def test_two_engines_are_counted_apart_and_their_sums_divided(two_engines: Run) -> None:
+    page = two_engines.exporter_after
+    assert sorted(page.labels("specdec_drafts_total", "engine")) == ["0", "1"]
+    accepted, drafts = (
+        [two_engines.counted(name, engine=engine) for engine in ("0", "1")]
+        for name in ("specdec_accepted_tokens_total", "specdec_drafts_total")
+    )
+    of_sums = 1 + sum(accepted) / sum(drafts)
+    of_ratios = 1 + sum(a / d for a, d in zip(accepted, drafts, strict=True)) / 2
+    assert two_engines.figure("specdec_mean_acceptance_length") == pytest.approx(of_sums, rel=1e-9)
+    assert of_sums != pytest.approx(of_ratios, rel=1e-6), "these engines cannot tell the two apart"
