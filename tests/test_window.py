@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 from dataclasses import fields, replace
 
 import pytest
@@ -304,3 +305,16 @@ def test_summing_engines_commutes_with_parsing(
         assert summed.drafts == whole.drafts
         assert summed.accepted_per_position == whole.accepted_per_position
         assert summed.decode_seconds == pytest.approx(whole.decode_seconds)
+
+
+def test_replicas_that_come_and_go_under_new_names_are_forgotten_but_for_their_counters() -> None:
+    past = History()
+    for i in range(200):
+        for step in (0, 1, 2):
+            body = page(counters(10.0 * step)).replace(b'engine="0"', b'engine="0",pod="%d"' % i)
+            # A pod's first page without its predecessor is doubted once.
+            with contextlib.suppress(ScrapeError):
+                past.add(parse(body, t=180.0 * i + 60.0 * step))
+    assert len(past._engines) <= 22
+    (total,) = past.totals()
+    assert total.counters.drafts == 10 * 200 + 10

@@ -174,6 +174,10 @@ class Target(BaseModel):
             object.__setattr__(self, "name", _host_port(urlsplit(self.url)))
         return self
 
+    def same_series(self, other: Target) -> bool:
+        """Whether both read the same series of the same page, so that history can go on."""
+        return (self.url, self.metric_prefix) == (other.url, other.metric_prefix)
+
     @property
     def shown_url(self) -> str:
         """The URL without what may be secret: user, password and query."""

@@ -27,27 +27,16 @@ EXPIRY_INTERVALS = 3
 log = structlog.get_logger()
 
 
-class Clock:
-    """Unix time that never goes back: the wall clock at start, then the monotonic one."""
-
-    def __init__(self) -> None:
-        self._offset = time.time() - time.monotonic()
-
-    def __call__(self) -> float:
-        """Seconds."""
-        return self._offset + time.monotonic()
-
-
 class Monitor:
     """The state of one target, fed with what its scrapes gave."""
 
     def __init__(self, target: Target, settings: Settings) -> None:
         self.target = target
-        self._interval = settings.interval
         self._meter = Meter(settings.windows, settings.variance_inflation)
+        self._interval = settings.interval
         self._measurements: tuple[Measurement, ...] = ()
         self._failures: Counter[str] = Counter()
-        self._last_success: float | None = None
+        self._measured_until = -math.inf
         self._state: str | None = None
         self.status = TargetStatus(
             name=target.name,
@@ -63,31 +52,46 @@ class Monitor:
             measurements=(),
         )
 
-    def observe(self, result: bytes | Exception, *, t: float, duration: float) -> None:
+    def reconfigure(self, target: Target, settings: Settings) -> None:
+        """Go on under new settings; counters and history stay."""
+        self.target = target
+        self._meter.reconfigure(settings.windows, settings.variance_inflation)
+        self._interval = settings.interval
+
+    def observe(
+        self,
+        result: bytes | Exception,
+        *,
+        t: float,
+        duration: float,
+        unix_time: float | None = None,
+    ) -> None:
         """Take in what the scrape begun at `t` gave; a failure is counted, never raised.
 
         Args:
             result: the page, or why there is none.
-            t: unix seconds that never go back.
+            t: seconds that never go back.
             duration: of the scrape, seconds.
+            unix_time: of the scrape, for people to read; `t` unless given.
         """
         error = self._measure(result, t) if isinstance(result, bytes) else self._typed(result)
+        last_success = self.status.last_success
         if error is None:
-            self._last_success = t
+            self._measured_until = t
+            last_success = t if unix_time is None else unix_time
         else:
             self._failures[error.reason] += 1
-            silent = t - (self._last_success if self._last_success is not None else t)
-            if silent > EXPIRY_INTERVALS * self._interval:
+            if t - self._measured_until > EXPIRY_INTERVALS * self._interval:
                 self._measurements = ()
         self._log_change(error)
         self.status = TargetStatus(
             name=self.target.name,
             url=self.target.shown_url,
-            labels=self.status.labels,
+            labels=tuple(sorted(self.target.labels.items())),
             up=error is None,
             scrapes=self.status.scrapes + 1,
             scrape_duration_seconds=duration,
-            last_success=self._last_success,
+            last_success=last_success,
             failures=tuple(sorted(self._failures.items())),
             last_error=None if error is None else error.detail,
             totals=self._meter.totals(),
@@ -133,11 +137,11 @@ class Loop:
 
     Args:
         settings: what to watch and how.
-        clock: gives unix seconds that never go back.
+        clock: gives seconds that never go back.
     """
 
-    def __init__(self, settings: Settings, clock: Callable[[], float] | None = None) -> None:
-        self._clock = clock or Clock()
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._settings = settings
         self._monitors = {t.name: Monitor(t, settings) for t in settings.targets}
         self._changed = asyncio.Event()
@@ -152,24 +156,16 @@ class Loop:
         return tuple(monitor.status for monitor in self._monitors.values())
 
     def reload(self, settings: Settings) -> None:
-        """Put new settings in force; a target that stays as it was keeps its history.
-
-        Changing how everything is measured begins every history anew.
-        """
-        old, keep = self._settings, self._monitors
-        if (old.windows, old.interval, old.variance_inflation) != (
-            settings.windows,
-            settings.interval,
-            settings.variance_inflation,
-        ):
-            keep = {}
+        """Put new settings in force; a target that stays as it was keeps what it has counted."""
+        old = self._monitors
         self._settings = settings
-        self._monitors = {
-            t.name: keep[t.name]
-            if t.name in keep and keep[t.name].target == t
-            else Monitor(t, settings)
-            for t in settings.targets
-        }
+        self._monitors = {}
+        for target in settings.targets:
+            monitor = old.get(target.name)
+            if monitor is None or not monitor.target.same_series(target):
+                monitor = Monitor(target, settings)
+            monitor.reconfigure(target, settings)
+            self._monitors[target.name] = monitor
         self._changed.set()
 
     async def run(self) -> None:
@@ -207,7 +203,7 @@ class Loop:
             except Exception as error:  # noqa: BLE001 - the monitor counts and logs it
                 result = error
             now = self._clock()
-            monitor.observe(result, t=t, duration=now - t)
+            monitor.observe(result, t=t, duration=now - t, unix_time=time.time())
             # Ticks that a slow target missed are left out, not caught up.
             due += settings.interval * max(1, math.ceil((now - due) / settings.interval))
             await asyncio.sleep(due - self._clock())

@@ -38,10 +38,15 @@ class Meter:
     """
 
     def __init__(self, windows: Sequence[float], variance_inflation: float) -> None:
+        self._history = History()
+        self._references: dict[str, _Reference] = {}
+        self.reconfigure(windows, variance_inflation)
+
+    def reconfigure(self, windows: Sequence[float], variance_inflation: float) -> None:
+        """Measure over other windows from now on; a longer one than before fills up first."""
         self._windows = tuple(windows)
         self._default = Overdispersion("default", variance_inflation)
-        self._history = History(max(self._windows))
-        self._references: dict[str, _Reference] = {}
+        self._history.max_age = max(self._windows)
 
     def add(self, snapshot: Snapshot) -> None:
         """Take in one snapshot.

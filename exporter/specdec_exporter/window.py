@@ -28,6 +28,8 @@ from specdec_exporter.model import (
 DENSE_SECONDS = 300.0
 """Every scrape is kept for this long; before that, one a minute."""
 THIN_SECONDS = 60.0
+RETIRE_SECONDS = 3600.0
+"""An engine that has been gone for so long is a new one if it comes back."""
 EDGE_TOLERANCE_SECONDS = 1e-3
 """A scrape this little after a window's edge counts as being on it: clocks are not exact."""
 
@@ -111,10 +113,25 @@ class _Engine:
         self.dense.clear()
         self.thin.clear()
 
+    def served(self, model_name: str, engine: str) -> EngineTotals:
+        return EngineTotals(model_name, engine, self.totals, self.decode_tokens, self.restarts)
+
     def track(self, seconds: float) -> tuple[Point, ...]:
         points = (*self.thin, *self.dense)
         edge = points[-1].t - seconds + EDGE_TOLERANCE_SECONDS
         return points[max(0, bisect_right(points, edge, key=attrgetter("t")) - 1) :]
+
+
+def _merge(a: EngineTotals | None, b: EngineTotals) -> EngineTotals:
+    """Two of one model and engine as one."""
+    if a is None:
+        return b
+    return replace(
+        b,
+        counters=_accumulate(a.counters, b.counters),
+        decode_tokens=a.decode_tokens + b.decode_tokens,
+        restarts=a.restarts + b.restarts,
+    )
 
 
 def _accumulate(totals: Counters, step: Counters) -> Counters:
@@ -142,11 +159,12 @@ class History:
     """The scrapes of one target, as far back as its longest window.
 
     Args:
-        max_age: seconds that the longest window spans.
+        max_age: seconds that the longest window spans; may be changed at any time.
     """
 
-    def __init__(self, max_age: float) -> None:
+    def __init__(self, max_age: float = DENSE_SECONDS) -> None:
         self.max_age = max_age
+        self._retired: dict[tuple[str, str], EngineTotals] = {}
         self._engines: dict[_Identity, _Engine] = {}
         self._current: tuple[_Identity, ...] = ()
         self._last_t: float | None = None
@@ -185,6 +203,7 @@ class History:
                 known.append(snapshot.t, self.max_age)
             else:
                 known.add(snapshot.t, sample, reset=reset[identity], max_age=self.max_age)
+        self._retire(snapshot.t)
 
     def _resets(self, snapshot: Snapshot) -> dict[_Identity, bool]:
         old, new = self._process_start_time, snapshot.process_start_time
@@ -217,19 +236,24 @@ class History:
                 )
         return None
 
+    def _retire(self, t: float) -> None:
+        """Keep of engines that are long gone their counters only.
+
+        Replicas behind a proxy come and go under ever new labels.
+        """
+        for identity, state in list(self._engines.items()):
+            if identity not in self._current and t - state.dense[-1].t > RETIRE_SECONDS:
+                key = identity[:2]
+                self._retired[key] = _merge(self._retired.get(key), state.served(*key))
+                del self._engines[identity]
+
     def totals(self) -> tuple[EngineTotals, ...]:
         """Totals since the first snapshot, by model and engine, for every engine ever seen."""
-        merged: dict[tuple[str, str], EngineTotals] = {}
-        for (model_name, engine, _), state in sorted(self._engines.items()):
-            old = merged.get((model_name, engine))
-            merged[model_name, engine] = EngineTotals(
-                model_name=model_name,
-                engine=engine,
-                counters=state.totals if old is None else _accumulate(old.counters, state.totals),
-                decode_tokens=state.decode_tokens + (old.decode_tokens if old else 0.0),
-                restarts=state.restarts + (old.restarts if old else 0),
-            )
-        return tuple(merged.values())
+        merged = dict(self._retired)
+        for identity, state in self._engines.items():
+            key = identity[:2]
+            merged[key] = _merge(merged.get(key), state.served(*key))
+        return tuple(merged[key] for key in sorted(merged))
 
     def last_interval(self) -> tuple[Window, ...]:
         """The windows from the last scrape but one to the last, one for each engine."""
