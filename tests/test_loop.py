@@ -407,7 +407,7 @@ def test_ticks_that_a_slow_target_missed_are_left_out_and_the_others_keep_their_
     async def run() -> None:
         settings = Settings(targets=(Target(url="http://127.0.0.1:1"),), interval=INTERVAL)
         task = asyncio.create_task(Loop(settings, clock=lambda: now).run())
-        while len(begun) < 5:
+        while len(begun) < 5 and not task.done():
             await wait(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
