@@ -1,7 +1,8 @@
-"""Settings that hold for every test."""
+"""What holds for every test."""
 
 import os
 
+import pytest
 from hypothesis import settings
 
 # A shared machine is slow at times, so no example has a deadline; in the continuous integration the
@@ -9,3 +10,13 @@ from hypothesis import settings
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the exporter every SPECDEC_ variable is a setting, SPECDEC_CACHE of the test bed a wrong one.
+
+    Fixtures of a wider scope, which look for the real programs, still see it.
+    """
+    for name in [name for name in os.environ if name.startswith("SPECDEC_")]:
+        monkeypatch.delenv(name)

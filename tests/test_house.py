@@ -89,6 +89,13 @@ def test_the_wheel_holds_the_package_with_its_templates_and_licence_and_nothing_
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
+def test_the_continuous_integration_runs_nothing_that_readme_does_not_name() -> None:
+    script = (ROOT / ".ci" / "run").read_text().splitlines()
+    commands = [line for line in script if line and not line.startswith(("#", "set ", "cd "))]
+    assert commands == ["exec make test"]
+    assert re.search(r"^make test\b", (ROOT / "README.md").read_text(), re.MULTILINE)
+
+
 def test_no_file_names_a_package_registry_or_a_folder_of_the_one_who_wrote_it() -> None:
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True

@@ -47,6 +47,7 @@ def demo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         log.open("wb") as output,
         subprocess.Popen(
             [command, "demo", "--listen", url.removeprefix("http://"), "--scenario", "healthy"],
+            env={k: v for k, v in os.environ.items() if not k.startswith("SPECDEC_")},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
