@@ -238,11 +238,13 @@ def test_replay_without_a_single_usable_scrape_fails(run: Run, tmp_path: Path) -
 
 
 # The library that draws the table ends with 1 by itself.
-@pytest.mark.parametrize(("output", "codes"), [("json", {0}), ("table", {0, 1})])
+@pytest.mark.parametrize(
+    ("output", "codes", "scrapes"), [("json", {0}, 3), ("json", {0}, 300), ("table", {0, 1}, 300)]
+)
 def test_replay_into_a_pipe_that_nobody_reads_is_quiet(
-    output: str, codes: set[int], tmp_path: Path
+    output: str, codes: set[int], scrapes: int, tmp_path: Path
 ) -> None:
-    file = recording(tmp_path / "chat.jsonl", 300)
+    file = recording(tmp_path / "chat.jsonl", scrapes)
     with subprocess.Popen(
         [*COMMAND, "replay", str(file), "--format", output],
         stdout=subprocess.PIPE,
