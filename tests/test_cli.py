@@ -25,7 +25,10 @@ from tests import pages
 from tests.hostile import Exchange, HostileServer, response
 
 COMMAND = [sys.executable, "-W", "error", "-c", "from specdec_exporter.cli import main; main()"]
-QUIET_ENVIRON = {k: v for k, v in os.environ.items() if not k.startswith("SPECDEC_")}
+# Buffered, as it is for users.
+QUIET_ENVIRON = {
+    k: v for k, v in os.environ.items() if not k.startswith(("SPECDEC_", "PYTHONUNBUFFERED"))
+}
 
 
 @dataclass(frozen=True)
