@@ -13,10 +13,13 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
 @pytest.fixture(autouse=True)
-def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_settings_from_outside(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To the exporter every SPECDEC_ variable is a setting, SPECDEC_CACHE of the test bed a wrong one.
 
-    Fixtures of a wider scope, which look for the real programs, still see it.
+    The tests with real programs need that one, and keep it from the exporters that they start.
     """
-    for name in [name for name in os.environ if name.startswith("SPECDEC_")]:
-        monkeypatch.delenv(name)
+    if "real" not in request.path.parts:
+        for name in [name for name in os.environ if name.startswith("SPECDEC_")]:
+            monkeypatch.delenv(name)
