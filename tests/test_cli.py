@@ -101,7 +101,7 @@ def test_serve_without_targets_says_how_to_name_one(run: Run, tmp_path: Path) ->
     for arguments in ([], ["--config", file]):
         ended = run("serve", *arguments)
         assert ended.code == 1
-        assert ended.line.startswith("specdec-exporter: no targets: give --target http://")
+        assert ended.line.startswith("targets: none; give --target http://")
 
 
 def test_serve_on_a_port_in_use_names_it_and_what_to_do(run: Run) -> None:

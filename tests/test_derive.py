@@ -172,6 +172,12 @@ def test_the_variance_of_the_accepted_count_is_that_of_a_simulation_by_hand() ->
     assert got.overdispersion == (Overdispersion("default", 4.0),)
 
 
+def test_absurdly_small_counters_have_no_infinite_figures() -> None:
+    got = figures(counters(1e-317, (1e-317, 1e-317), draft_tokens=1e308))
+    for value in (got.mean_draft_length, got.acceptance_ratio_stderr, got.tokens_per_step):
+        assert value is None or math.isfinite(value)
+
+
 counts = st.integers(0, 10_000)
 
 

@@ -179,6 +179,14 @@ def test_openmetrics_has_the_same_samples_and_no_created_series() -> None:
     assert samples(text(plain)) == samples(openmetrics(strict))
 
 
+@pytest.mark.parametrize(
+    "accept", ["application/openmetrics-text;version=abc", "text/plain;version=1.x.0", ";;=,\x7f"]
+)
+def test_an_accept_header_that_makes_no_sense_gets_text(accept: str) -> None:
+    page = served(Monitor(Target(url="http://a"), Settings()).status, accept=accept)
+    assert value(page, "specdec_up") == 0
+
+
 def test_every_help_text_ends_with_its_server_series_where_there_is_one() -> None:
     for family in FAMILIES:
         if "vllm:" in family.help:

@@ -168,7 +168,7 @@ def test_several_start_times_are_no_start_time() -> None:
     assert parse(page(counters()) + starts, t=0.0).process_start_time is None
 
 
-@pytest.mark.parametrize("value", [b"NaN", b"-1", b"+Inf", b"-Inf", b"-0.5"])
+@pytest.mark.parametrize("value", [b"NaN", b"-1", b"+Inf", b"-Inf", b"-0.5", b"1e16", b"8e307"])
 def test_a_counter_that_cannot_be_is_refused(value: bytes) -> None:
     body = page(counters(seconds=2.0)).replace(b" 2.0", b" " + value)
     assert value in body

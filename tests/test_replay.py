@@ -134,6 +134,7 @@ def test_a_prefix_is_taken_off(tmp_path: Path) -> None:
         '{"t": null, "m": []}',
         '{"t": 5, "m": "text"}',
         "[" * 100_000,
+        '{"t": 1' + "0" * 400 + ', "m": []}',
     ],
 )
 def test_a_broken_line_is_reported_by_its_place_and_the_rest_is_measured(
@@ -164,3 +165,16 @@ def test_a_path_that_is_no_recording_says_what_was_expected(tmp_path: Path, name
     (tmp_path / "folder").mkdir()
     with pytest.raises(RecordingError, match=name):
         list(replay(tmp_path / name, (300.0,), variance_inflation=13.0))
+
+
+def test_a_folder_in_place_of_a_page_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "odd.prom").mkdir()
+    shutil.copy(CPU / "plain.after.prom", tmp_path)
+    assert len(replayed(tmp_path)) == 1
+
+
+def test_an_empty_page_is_reported_by_its_name(tmp_path: Path) -> None:
+    shutil.copy(CPU / "plain.after.prom", tmp_path / "a.prom")
+    (tmp_path / "c.prom").write_text("")
+    (problem,) = rejected(tmp_path)
+    assert str(problem).startswith(f"{tmp_path / 'c.prom'}: empty: ")

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.exceptions import Abort, TyperException
 
 from specdec_exporter import __version__
-from specdec_exporter.config import ConfigError, Settings, load, parse_duration
+from specdec_exporter.config import ConfigError, Problem, Settings, load, parse_duration
 
 app = typer.Typer(
     name="specdec-exporter",
@@ -63,13 +64,14 @@ def serve(
     """Watch servers and serve their figures to Prometheus."""
 
     def read() -> Settings:
-        return load(config, {"targets": target or None, "listen": listen, "interval": interval})
+        flags = {"targets": target or None, "listen": listen, "interval": interval}
+        settings = load(config, flags)
+        if not settings.targets:
+            advice = "none; give --target http://127.0.0.1:8000, SPECDEC_TARGETS or a --config FILE"
+            raise ConfigError([Problem("targets", advice)])
+        return settings
 
     settings = read()
-    if not settings.targets:
-        raise _CannotRun(
-            "no targets: give --target http://127.0.0.1:8000, SPECDEC_TARGETS or a --config FILE"
-        )
     from specdec_exporter.log import configure
     from specdec_exporter.service import Exporter, bind
 
@@ -173,7 +175,13 @@ def version() -> None:
 def main() -> None:
     """Entry point of the `specdec-exporter` command."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False) or 0)
+    except TyperException as error:
+        if message := " ".join(error.format_message().split()):
+            print(f"specdec-exporter: {message.rstrip('.')}; see --help", file=sys.stderr)
+        sys.exit(2)
+    except Abort:
+        sys.exit(130)
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(1)

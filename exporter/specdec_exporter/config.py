@@ -53,6 +53,7 @@ _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 60480
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d|w))+")
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
 _LABEL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 _PREFIX = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]*")
 # Kubernetes puts these into the pods beside a Service whose name begins with "specdec".
 _SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP|SCTP).*)?)")
@@ -231,8 +232,20 @@ class Settings(BaseSettings):
     @field_validator("admin_token")
     @classmethod
     def _token(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None and not value.get_secret_value():
+        if value is None:
+            return None
+        # Files and secrets of Kubernetes often end in a newline, which no header can carry.
+        token = value.get_secret_value().strip()
+        if not token:
             raise ValueError("the token is empty; leave the setting out to have none")
+        return SecretStr(token)
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for host in value:
+            if not _HOST_NAME.fullmatch(host):
+                raise ValueError(f"{host!r} is not a host name; give it without scheme and port")
         return value
 
     @field_validator("windows")

@@ -15,7 +15,7 @@ from specdec_exporter.config import Settings, load
 from specdec_exporter.expose import format_window
 from specdec_exporter.log import configure
 from specdec_exporter.model import ExporterStatus, TargetStatus
-from specdec_exporter.report import COLUMNS, NO_VALUE, cells, console
+from specdec_exporter.report import COLUMNS, NO_VALUE, as_text, cells, console
 from specdec_exporter.service import Exporter, bind
 from specdec_exporter.simulator import SCENARIOS, SimulatorServer
 
@@ -104,7 +104,7 @@ def _table(status: ExporterStatus) -> Group:
         rows = target.measurements or (None,)
         for measurement in rows:
             figures = cells(measurement.total) if measurement else (NO_VALUE,) * len(COLUMNS)
-            table.add_row(target.name, up, *figures)
+            table.add_row(as_text(target.name), up, *figures)
         notes.append(_note(target))
     return Group(table, Text("\n".join(notes), "dim"))
 

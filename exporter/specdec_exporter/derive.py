@@ -24,7 +24,7 @@ def ratio(part: float | None, whole: float | None, *, most: float | None = None)
     if part is None or whole is None or whole <= 0:
         return None
     value = part / whole
-    if value < 0 or (most is not None and value > most + _ROUNDING):
+    if not 0 <= value < math.inf or (most is not None and value > most + _ROUNDING):
         return None
     return value if most is None else min(value, most)
 
@@ -134,7 +134,7 @@ class _Stderr:
         if value is None or denominator is None or self._drafts <= 0:
             return None
         _, variance = accepted_moments(self._positions[:k], self._drafts)
-        return math.sqrt(self._inflation * variance * self._drafts) / denominator
+        return ratio(math.sqrt(self._inflation * variance * self._drafts), denominator)
 
     def of_position(self, i: int) -> float | None:
         """Of A_i / D. The inflation is that of J, which is no smaller than a position's own."""

@@ -6,6 +6,7 @@ it prints the reference of all families, which is docs/metrics.md.
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -388,7 +389,7 @@ def _family(family: Family, status: ExporterStatus) -> Metric:
     metric: CounterMetricFamily | GaugeMetricFamily = kind(family.name, family.help, labels=names)
     for target in status.targets:
         for values, value in family.samples(target):
-            if value is not None:
+            if value is not None and math.isfinite(value):
                 metric.add_metric((target.name, *values[: len(values) - drop]), value)
     return metric
 
@@ -410,7 +411,11 @@ def registry(read: Callable[[], ExporterStatus]) -> CollectorRegistry:
 
 def render(collectors: CollectorRegistry, accept: str) -> tuple[bytes, str]:
     """The page and its content type, in the text format or OpenMetrics, by the Accept header."""
-    encoder, content_type = choose_encoder(accept)
+    try:
+        encoder, content_type = choose_encoder(accept)
+    except (TypeError, ValueError):
+        # A version that is no number; whoever sends it reads text as well.
+        encoder, content_type = choose_encoder("")
     return encoder(collectors), content_type
 
 

@@ -7,7 +7,6 @@ understood in full or refused with a reason.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -19,6 +18,8 @@ from prometheus_client.samples import Sample
 from specdec_exporter.model import Counters, EngineSample, Reason, ScrapeError, Snapshot
 
 _PROCESS_START = "process_start_time_seconds"
+_MOST = 1e15
+"""No server counts so far, and much beyond it floating-point numbers no longer count by ones."""
 _LOOKS_LIKE_METRICS = re.compile(rb"^(#|[A-Za-z_:][A-Za-z0-9_:]*(\{.*\})?\s+[-+0-9.a-zA-Z]+)", re.M)
 
 
@@ -154,9 +155,9 @@ def _collect(
     engines: dict[_EngineKey, _Series], name: str, sample: Sample, adapter: Adapter
 ) -> None:
     value = sample.value
-    if not math.isfinite(value) or value < 0:
+    if not 0 <= value <= _MOST:
         raise ScrapeError(
-            Reason.BAD_VALUE, f"{sample.name} is {value}; a counter is a finite number from 0 up"
+            Reason.BAD_VALUE, f"{sample.name} is {value}; a counter is between 0 and {_MOST:g}"
         )
     labels = dict(sample.labels)
     model_name = labels.pop("model_name", "")

@@ -136,16 +136,18 @@ def read_recording(path: Path) -> Iterable[Recorded | Rejected]:
 
 
 def _read_folder(folder: Path) -> list[Recorded | Rejected]:
-    pages = [_read_page(file) for file in sorted(folder.glob("*.prom"))]
+    pages = [_read_page(file) for file in sorted(folder.glob("*.prom")) if file.is_file()]
     if not pages:
         raise RecordingError(f"{folder}: there are no .prom pages in this folder")
     return sorted(pages, key=lambda page: page.t if isinstance(page, Recorded) else -math.inf)
 
 
 def _read_page(file: Path) -> Recorded | Rejected:
-    page = file.read_bytes()
+    try:
+        page, t = file.read_bytes(), file.stat().st_mtime
+    except OSError as error:
+        return _malformed(str(file), f"cannot be read ({error.strerror})")
     first = page.partition(b"\n")[0]
-    t = file.stat().st_mtime
     if first.startswith(b"# scraped_at"):
         try:
             t = _time(float(first.removeprefix(b"# scraped_at")))
@@ -176,7 +178,7 @@ def _read_line(place: str, line: bytes) -> Recorded | Rejected:
         if not isinstance(metrics, list):
             raise TypeError
         page = "".join(f"{metric}\n" for metric in metrics).encode()
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return _malformed(place, 'expected {"t": seconds, "m": [metric lines]}')
     return Recorded(place, t, page, excerpt=True)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from specdec_exporter.expose import format_window
 from specdec_exporter.model import Derived
@@ -26,10 +27,18 @@ COLUMNS = (
 )
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def console() -> Console:
-    """A terminal as wide as it is, or a file as wide as the tables are."""
-    terminal = Console()
-    return terminal if terminal.is_terminal else Console(width=160)
+    """A terminal as wide as it is, or a file as wide as the tables are.
+
+    Whoever reads may leave early: that is a BrokenPipeError, as with print.
+    """
+    terminal = _Console()
+    return terminal if terminal.is_terminal else _Console(width=160)
 
 
 def percent(value: float | None, stderr: float | None = None) -> str:
@@ -48,6 +57,11 @@ def number(value: float | None, digits: int) -> str:
 def milliseconds(value: float | None) -> str:
     """Seconds as milliseconds, or the sign for none."""
     return NO_VALUE if value is None else f"{1000 * value:.2f} ms"
+
+
+def as_text(name: str) -> Text:
+    """A name from outside, without markup and without anything that moves a terminal."""
+    return Text("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name))
 
 
 def cells(derived: Derived) -> tuple[str, ...]:
@@ -93,9 +107,9 @@ def print_table(results: Iterable[Replayed]) -> int:
         elapsed = row.t - start.setdefault(row.target, row.t)
         derived = row.derived
         table.add_row(
-            row.target,
+            as_text(row.target),
             f"{elapsed:.1f}",
-            derived.engine,
+            as_text(derived.engine),
             format_window(derived.window_seconds),
             *cells(derived),
         )
