@@ -73,9 +73,6 @@ has to wait for a core takes tokens for later than they were, by up to 0.06 on t
 times the work that they can do."""
 ATTEMPTS = 3
 
-MERGED_CHUNKS = 0.2
-"""A server that falls behind sends the tokens of several steps as one chunk: up to 0.08 were seen."""
-
 
 class Page:
     """A metrics page, by sample name and labels."""
@@ -240,11 +237,14 @@ def venv(request: pytest.FixtureRequest) -> Path:
     except VllmUnavailableError as missing:
         if os.environ.get("CI"):
             pytest.fail(str(missing), pytrace=False)
-        terminal = request.config.pluginmanager.get_plugin("terminalreporter")
+        plugins = request.config.pluginmanager
+        terminal, capture = (plugins.get_plugin(n) for n in ("terminalreporter", "capturemanager"))
         assert terminal is not None
-        terminal.ensure_newline()
-        terminal.write_line(f"SKIPPED all tests with a real vLLM. {missing}", red=True, bold=True)
-        pytest.skip(str(missing))
+        assert capture is not None
+        with capture.global_and_fixture_disabled():
+            terminal.ensure_newline()
+            terminal.write_line(f"NO TEST WITH A REAL vLLM. {missing}", red=True, bold=True)
+        pytest.skip("there is no vLLM; a line above says how to get it")
 
 
 Start = Callable[..., VllmServer]
@@ -436,10 +436,10 @@ def test_tpot_is_what_the_clients_clock_says(run: Run) -> None:
     assert tpot == pytest.approx(run.load.tpot_seconds, rel=CLOCK_TOLERANCE)
 
 
-@every_timed_run
-def test_tokens_per_step_are_the_tokens_per_chunk_of_the_streams(run: Run) -> None:
-    figure, seen = run.figure("specdec_tokens_per_step"), run.load.tokens_per_chunk
-    assert (1 - MERGED_CHUNKS) * seen <= figure <= seen * (1 + 1e-9)
+@every_run
+def test_a_step_gives_no_more_tokens_than_a_chunk_of_the_streams_carries(run: Run) -> None:
+    # Mostly the two are equal, but a server that falls behind sends several steps as one chunk.
+    assert run.figure("specdec_tokens_per_step") <= run.load.tokens_per_chunk * (1 + 1e-9)
 
 
 def test_gemma_4_with_its_assistant_shows_the_rates_that_it_was_given(gemma_mtp: Run) -> None:
@@ -466,13 +466,14 @@ def test_a_draft_model_is_good_at_code_worse_at_prose_and_bad_at_random_words(
 def test_padding_after_prefix_hits_is_not_taken_for_rejected_drafts(
     first_time: Run, second_time: Run
 ) -> None:
-    drafts = second_time.increase("vllm:spec_decode_num_drafts_total")
-    accepted = second_time.increase("vllm:spec_decode_num_accepted_tokens_total")
-    assert drafts > second_time.increase("vllm:inter_token_latency_seconds_count"), "no padding"
+    drafts, steps = "vllm:spec_decode_num_drafts_total", "vllm:inter_token_latency_seconds_count"
+    assert first_time.increase(drafts) == first_time.increase(steps)
+    assert second_time.increase(drafts) > second_time.increase(steps), "vLLM has padded nothing"
     # The same prompts have the same greedy answers, so nothing but the padding is different.
     truth = first_time.figure("specdec_mean_acceptance_length")
     assert second_time.figure("specdec_mean_acceptance_length") == pytest.approx(truth, rel=0.03)
-    assert 1 + accepted / drafts < 0.95 * truth
+    accepted = second_time.increase("vllm:spec_decode_num_accepted_tokens_total")
+    assert 1 + accepted / second_time.increase(drafts) < 0.95 * truth
     assert second_time.figure("specdec_draft_coverage_ratio") > 1
 
 
