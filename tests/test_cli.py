@@ -358,7 +358,8 @@ def test_sighup_reloads_and_a_bad_file_keeps_the_old_settings(tmp_path: Path) ->
             file.write_text("inteval: 200ms\n")
             exporter.process.send_signal(signal.SIGHUP)
             exporter.until(lambda: exporter.value(succeeded) == 0)
-            assert exporter.value("specdec_up") == 1
+            # A busy machine may miss a scrape of so short an interval now and then.
+            exporter.until(lambda: exporter.value("specdec_up") == 1)
             file.write_text(f"interval: 200ms\ntargets: [one={one.url}, two={two.url}]\n")
             exporter.process.send_signal(signal.SIGHUP)
             exporter.until(lambda: exporter.value(succeeded) == 1)

@@ -24,5 +24,6 @@ def configure(level: str) -> None:
             structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        # Looked up at each message, since standard error may be replaced.
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
     )
