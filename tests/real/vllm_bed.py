@@ -131,7 +131,10 @@ class VllmServer:
         environment = os.environ | {
             "PYTHONPATH": str(BED / "shim"),
             "VLLM_PLUGINS": "forkcpu,synthcpu",
+            # These models are too small to share out: threads would wait for each other, and numba's
+            # do so busily, which makes n-gram drafts ten times slower on two cores.
             "OMP_NUM_THREADS": "1",
+            "NUMBA_NUM_THREADS": "1",
             # Nothing of these servers may wait for, or talk to, another machine.
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
