@@ -31,13 +31,7 @@ def in_real(item: pytest.Item) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def no_settings_from_outside(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To the exporter every SPECDEC_ variable is a setting, SPECDEC_CACHE of the test bed a wrong one.
-
-    The tests with real programs need that one, and keep it from the exporters that they start.
-    """
-    if not in_real(request.node):
-        for name in [name for name in os.environ if name.startswith("SPECDEC_")]:
-            monkeypatch.delenv(name)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the exporter every SPECDEC_ variable is a setting."""
+    for name in [name for name in os.environ if name.startswith("SPECDEC_")]:
+        monkeypatch.delenv(name)

@@ -149,7 +149,7 @@ def test_a_machine_without_apt_is_told_to_install_prometheus_itself(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert debian.main(["prometheus"]) == 1
     said = capsys.readouterr()
     assert said.out == ""
@@ -164,5 +164,5 @@ def test_a_program_on_path_is_taken_before_any_is_fetched(
     (tmp_path / "alertmanager").write_text("#!/bin/sh\n")
     (tmp_path / "alertmanager").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert debian.ensure("prometheus-alertmanager") == tmp_path / "alertmanager"

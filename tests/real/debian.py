@@ -33,8 +33,6 @@ class MissingProgramError(Exception):
 
 def cache() -> Path:
     """The folder that keeps what was fetched, for every checkout of one user."""
-    if own := os.environ.get("SPECDEC_CACHE"):
-        return Path(own) / "debian"
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "specdec-exporter" / "debian"
 

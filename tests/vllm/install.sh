@@ -1,7 +1,7 @@
 #!/bin/bash
 # Builds a virtual environment with vLLM for the CPU, once, and prints its path.
 #
-# The path is the last line of standard output. The environment lies in $SPECDEC_CACHE, else in
+# The path is the last line of standard output. The environment lies in
 # ${XDG_CACHE_HOME:-~/.cache}/specdec-exporter, under a name that depends on requirements.txt and on
 # the Python it is built with ($PYTHON, else python3): a change of either makes another one. The
 # first call takes about three minutes and 3 GB, every later one no time. $TEST_VLLM_VENV names an
@@ -29,7 +29,7 @@ version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/de
     give_up "$python does not run; set PYTHON to a Python of 3.11 or newer"
 
 key=$({ echo "$version"; cat "$requirements"; } | sha256sum | cut -c1-12)
-cache=${SPECDEC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/specdec-exporter}
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/specdec-exporter
 venv=$cache/vllm-$key
 log=$venv.log
 mkdir -p "$cache" 2>/dev/null || give_up "cannot write to $cache"
