@@ -53,20 +53,18 @@ class Prometheus:
             for row in data["result"]
         ]
 
-    def targets(self) -> dict[str, dict[str, Any]]:
-        """The active targets by the name of their job."""
-        active = self.api("targets", state="active")["activeTargets"]
-        return {target["labels"]["job"]: target for target in active}
-
-    def wait_until_scraped(self, job: str, seconds: float = 30) -> dict[str, Any]:
-        """The target of a job, once Prometheus has tried it."""
+    def wait_until_up(self, job: str, seconds: float = 30) -> None:
+        """Return once Prometheus has scraped a job; its last complaint is the error otherwise."""
         deadline = time.monotonic() + seconds
+        complaint = "not tried"
         while time.monotonic() < deadline:
-            target = self.targets().get(job)
-            if target is not None and target["health"] != "unknown":
-                return target
+            for target in self.api("targets", state="active")["activeTargets"]:
+                if target["labels"]["job"] == job:
+                    if target["health"] == "up":
+                        return
+                    complaint = target["lastError"] or complaint
             time.sleep(0.1)
-        raise AssertionError(f"Prometheus did not try {job} within {seconds} seconds")
+        raise AssertionError(f"{job} was not up within {seconds} seconds: {complaint}")
 
 
 @contextmanager

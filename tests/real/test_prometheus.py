@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import threading
 import time
@@ -71,10 +72,12 @@ def kept_pages(demo_url: str) -> Iterator[dict[str, tuple[str, str]]]:
     class Kept(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             kept = pages[self.path.strip("/")]
-            self.send_response(200)
-            self.send_header("Content-Type", kept.headers["content-type"])
-            self.end_headers()
-            self.wfile.write(kept.content)
+            # On a busy machine Prometheus may have given up.
+            with contextlib.suppress(ConnectionError):
+                self.send_response(200)
+                self.send_header("Content-Type", kept.headers["content-type"])
+                self.end_headers()
+                self.wfile.write(kept.content)
 
         def log_message(self, *_: object) -> None:
             pass
@@ -98,7 +101,7 @@ def prometheus(
     folder = tmp_path_factory.mktemp("prometheus")
     jobs = {"specdec": f"{demo_url}/metrics"} | {form: url for form, (_, url) in kept_pages.items()}
     # Several scrapes fall into one interval of the exporter: see quiet_spell.
-    with running(prometheus_binary, folder, jobs, scrape_interval="200ms") as server:
+    with running(prometheus_binary, folder, jobs, scrape_interval="300ms") as server:
         yield server
 
 
@@ -120,8 +123,7 @@ def quiet_spell(url: str, seconds: float) -> tuple[str, float, float]:
 
 
 def test_the_target_is_up(prometheus: Prometheus) -> None:
-    target = prometheus.wait_until_scraped("specdec")
-    assert (target["health"], target["lastError"]) == ("up", "")
+    prometheus.wait_until_up("specdec")
 
 
 def test_every_family_served_is_in_prometheus_with_its_type_and_help(
@@ -132,7 +134,7 @@ def test_every_family_served_is_in_prometheus_with_its_type_and_help(
         for family in families(page(demo_url, "openmetrics").text, "openmetrics")
     }
     assert len(served) > 20
-    prometheus.wait_until_scraped("specdec")
+    prometheus.wait_until_up("specdec")
     metadata = prometheus.api("targets/metadata", match_target='{job="specdec"}')
     assert {row["metric"]: (row["type"], row["help"]) for row in metadata} == served
 
@@ -140,10 +142,13 @@ def test_every_family_served_is_in_prometheus_with_its_type_and_help(
 def test_prometheus_stores_the_very_values_that_are_served(
     prometheus: Prometheus, demo_url: str
 ) -> None:
-    prometheus.wait_until_scraped("specdec")
-    served, since, until = quiet_spell(demo_url, 0.5)
-    expected = {series: {value} for series, value in values(served).items()}
-    assert stored(prometheus, "specdec", since, until) == expected
+    prometheus.wait_until_up("specdec")
+    for _ in range(10):
+        served, since, until = quiet_spell(demo_url, 0.7)
+        got = stored(prometheus, "specdec", since, until)
+        if got:
+            break
+    assert got == {series: {value} for series, value in values(served).items()}
 
 
 def test_promtool_finds_nothing_to_complain_of(promtool: Path, demo_url: str) -> None:
@@ -172,7 +177,6 @@ def test_prometheus_takes_either_format(
     form: str, prometheus: Prometheus, kept_pages: dict[str, tuple[str, str]]
 ) -> None:
     """Prometheus asks for OpenMetrics where it can, so a page that was kept shows it the other."""
-    target = prometheus.wait_until_scraped(form)
-    assert (target["health"], target["lastError"]) == ("up", "")
+    prometheus.wait_until_up(form)
     served = {series: {value} for series, value in values(kept_pages[form][0], form).items()}
     assert stored(prometheus, form, 0, time.time()) == served
