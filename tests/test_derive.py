@@ -7,7 +7,7 @@ from itertools import accumulate
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from specdec_exporter.derive import derive
+from specdec_exporter.derive import Assumption, derive
 from specdec_exporter.model import Counters, Derived, Overdispersion, Point, Window
 from specdec_exporter.window import combine
 
@@ -27,8 +27,12 @@ def window(counted: Counters, seconds: float = 300.0, engine: str = "0") -> Wind
     return Window("m", engine, 300.0, ((Point(0.0, zero), Point(seconds, counted)),))
 
 
+def assumed(inflation: float) -> Assumption:
+    return lambda _seconds, _span: Overdispersion("default", inflation)
+
+
 def figures(counted: Counters, seconds: float = 300.0, inflation: float = 13.0) -> Derived:
-    return derive(window(counted, seconds), Overdispersion("default", inflation))
+    return derive(window(counted, seconds), assumed(inflation))
 
 
 def test_the_guides_table_is_reproduced() -> None:
@@ -81,13 +85,13 @@ def test_tpot_is_weighted_by_tokens_and_is_not_the_step_time() -> None:
 def test_decode_concurrency_is_littles_law_summed_over_engines() -> None:
     one = window(counters(seconds=600.0), seconds=300.0)
     other = window(counters(seconds=300.0), seconds=150.0, engine="1")
-    assert derive(one, Overdispersion("default", 13)).decode_concurrency == 2.0
-    assert derive(combine((one, other)), Overdispersion("default", 13)).decode_concurrency == 4.0
+    assert derive(one, assumed(13)).decode_concurrency == 2.0
+    assert derive(combine((one, other)), assumed(13)).decode_concurrency == 4.0
 
 
 def test_engines_are_summed_before_any_division() -> None:
     busy, idle = window(counters(900, (450, 90))), window(counters(100, (10, 0)), engine="1")
-    got = derive(combine((busy, idle)), Overdispersion("default", 13))
+    got = derive(combine((busy, idle)), assumed(13))
     assert got.acceptance_ratio == pytest.approx(550 / 2000)
     assert got.engine == "all"
 
@@ -235,3 +239,71 @@ def test_standard_errors_are_there_when_the_ratios_are(counted: Counters) -> Non
     assert (got.mean_acceptance_length is None) == (got.mean_acceptance_length_stderr is None)
     for value in (got.acceptance_ratio_stderr, got.front_acceptance_ratio_stderr):
         assert value is None or (value >= 0 and math.isfinite(value))
+
+
+def test_padding_is_that_of_each_engine() -> None:
+    # The second engine drafts in half of its steps; summed, there are no more drafts than steps.
+    padded, sparse = counters(120, (40, 10), steps=100), counters(50, (20, 5), steps=100)
+    one, other = window(padded), window(sparse, engine="1")
+    got = derive(combine((one, other)), assumed(13))
+    assert got.padded_drafts == 20
+    assert got.acceptance_ratio == pytest.approx(75 / 300)
+
+
+def test_an_engine_without_speculation_does_not_take_the_others_figures_away() -> None:
+    plain = Counters(
+        generation_tokens=110.0, first_tokens=10.0, decode_seconds=2.0, decode_steps=100.0
+    )
+    one, other = window(counters(100, (47, 24), seconds=1.0)), window(plain, engine="1")
+    got = derive(combine((one, other)), assumed(13))
+    assert got.acceptance_ratio == pytest.approx(0.355)
+    assert got.mean_acceptance_length == pytest.approx(1.71)
+    assert got.draft_coverage_ratio == 0.5
+    assert got.tpot_seconds == pytest.approx(3.0 / 271)
+
+
+def test_an_engine_scraped_once_leaves_the_concurrency_of_the_others() -> None:
+    new = window(counters(0), seconds=0.0, engine="1")
+    got = derive(combine((window(counters(seconds=600.0)), new)), assumed(13))
+    assert got.decode_concurrency == 2.0
+
+
+def swinging(n: int = 40) -> Window:
+    """Half a window at 0.6 and half at 0.3: far more than independent drafts would do."""
+    points, total = [Point(0.0, counters(0, (0, 0)))], counters(0, (0, 0))
+    for i in range(n):
+        total = total + counters(100, (60, 30) if i < n / 2 else (30, 15))
+        points.append(Point(5.0 * (i + 1), total))
+    return Window("m", "0", 300.0, (tuple(points),))
+
+
+def test_the_larger_of_the_assumed_and_the_windows_own_inflation_is_in_force() -> None:
+    wide, narrow = derive(swinging(), assumed(1000.0)), derive(swinging(), assumed(1.0))
+    (_, own) = narrow.overdispersion
+    assert own.source == "window"
+    assert 10 < own.value < 1000
+    assert wide.acceptance_ratio_stderr == pytest.approx(
+        narrow.acceptance_ratio_stderr * math.sqrt(1000 / own.value)
+    )
+
+
+def test_what_is_assumed_is_asked_for_the_time_with_drafts_and_for_each_sum() -> None:
+    asked = set()
+
+    def assume(seconds: float, span: tuple[int, int]) -> Overdispersion:
+        asked.add((seconds, span))
+        return Overdispersion("reference", 10.0 + span[0] + 100 * span[1])
+
+    busy = (Point(0.0, counters(0, (0, 0, 0))), Point(5.0, counters(100, (47, 24, 12))))
+    idle = Point(300.0, counters(100, (47, 24, 12)))
+    got = derive(Window("m", "0", 300.0, ((*busy, idle),)), assume)
+    assert asked == {(5.0, span) for span in ((0, 3), (0, 2), (0, 1), (1, 2), (2, 3))}
+    # J and its front have variances of their own at k = 3.
+    square = 0.47 + 3 * 0.24
+    front = (square - 0.71**2) * 210.0
+    whole = (square + 5 * 0.12 - 0.83**2) * 310.0
+    assert got.front_acceptance_ratio_stderr == pytest.approx(math.sqrt(front * 100) / 200)
+    assert got.acceptance_ratio_stderr == pytest.approx(math.sqrt(whole * 100) / 300)
+    assert got.position_acceptance_ratio_stderr[1] == pytest.approx(
+        math.sqrt(211.0 * 0.24 * 0.76 / 100)
+    )

@@ -11,7 +11,14 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as text
 from specdec_exporter.config import Settings, Target
-from specdec_exporter.expose import FAMILIES, format_window, reference, registry, render
+from specdec_exporter.expose import (
+    FAMILIES,
+    Section,
+    format_window,
+    reference,
+    registry,
+    render,
+)
 from specdec_exporter.loop import Monitor
 from specdec_exporter.model import ExporterStatus, Reason, ScrapeError, TargetStatus
 from specdec_exporter.simulator import SCENARIOS, Scenario, Simulator
@@ -142,8 +149,47 @@ def test_a_target_that_stops_answering_keeps_counters_and_loses_figures() -> Non
         assert value(page, "specdec_up") == 0
         assert value(page, "specdec_drafts_total") > 0
         shown.append("specdec_acceptance_ratio" in names(page))
-    assert shown == [True, True, True, False]
+    assert shown == [True, True, False, False]
     assert value(page, "specdec_scrape_failures_total", reason="connect") == 4
+
+
+@pytest.mark.parametrize("late", [-0.01, 0.0, 0.01])
+def test_figures_go_with_the_third_failed_scrape_though_scrapes_are_not_on_the_dot(
+    late: float,
+) -> None:
+    simulator = Simulator(SCENARIOS["healthy"], seed=1)
+    monitor = Monitor(Target(url="http://127.0.0.1:8000"), Settings())
+    for t in (0.0, 5.0):
+        simulator.advance(t)
+        monitor.observe(simulator.page(), t=t, duration=0.0)
+    shown = []
+    for t in (10.0, 15.0, 20.0):
+        monitor.observe(ScrapeError(Reason.CONNECT, "gone"), t=t + late, duration=0.0)
+        shown.append(bool(monitor.status.measurements))
+    assert shown == [True, True, False]
+
+
+def test_a_window_does_not_average_over_an_outage_longer_than_itself() -> None:
+    simulator = Simulator(SCENARIOS["healthy"], seed=1)
+    monitor = Monitor(Target(url="http://127.0.0.1:8000"), Settings())
+    for t in (0.0, 5.0, 3605.0, 3610.0):
+        simulator.advance(t)
+        monitor.observe(simulator.page(), t=t, duration=0.0)
+    (m,) = monitor.status.measurements
+    assert m.total.covered_seconds == 5
+    assert m.total.decode_concurrency > 2
+
+
+def test_after_a_reload_only_the_windows_in_force_are_served() -> None:
+    target = Target(url="http://127.0.0.1:8000", name="demo")
+    two = Settings(windows="1m,5m")
+    simulator = Simulator(SCENARIOS["healthy"], seed=1)
+    monitor = Monitor(target, two)
+    for t in (0.0, 5.0):
+        simulator.advance(t)
+        monitor.observe(simulator.page(), t=t, duration=0.0)
+    monitor.reconfigure(target, Settings())
+    assert value(served(monitor.status), "specdec_window_covered_seconds") == 5
 
 
 def test_a_target_never_scraped_is_down_and_has_no_more_to_say() -> None:
@@ -188,13 +234,26 @@ def test_an_accept_header_that_makes_no_sense_gets_text(accept: str) -> None:
 
 
 def test_every_help_text_ends_with_its_server_series_where_there_is_one() -> None:
-    for family in FAMILIES:
-        if "vllm:" in family.help:
-            assert re.search(r"\. .*vllm:\w+\)?$", family.help), family.name
+    read = {"drafts_total": "vllm:spec_decode_num_drafts_total", "tpot_seconds": "vllm:"}
+    for name, upstream in read.items():
+        (family,) = [f for f in FAMILIES if f.name == f"specdec_{name}"]
+        assert upstream in family.help.rpartition(". ")[2]
+    of_the_server = [f for f in FAMILIES if f.section in (Section.COUNTERS, Section.WINDOWED)]
+    without = {"specdec_target_restarts_total", "specdec_window_covered_seconds"}
+    for family in of_the_server:
+        assert ("vllm:" in family.help.rpartition(". ")[2]) != (family.name in without)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text_"), [(300, "5m"), (90, "90s"), (3600, "1h"), (86400, "1d"), (0.5, "0.5s")]
+    ("seconds", "text_"),
+    [
+        (300, "5m"),
+        (90, "1m30s"),
+        (5400, "1h30m"),
+        (86400, "1d"),
+        (0.5, "500ms"),
+        (1e6, "11d13h46m40s"),
+    ],
 )
 def test_windows_are_written_as_prometheus_does(seconds: float, text_: str) -> None:
     assert format_window(seconds) == text_

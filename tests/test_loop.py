@@ -256,18 +256,18 @@ def test_a_target_that_stops_answering_is_down_at_once_and_keeps_its_figures_for
     watched = monitor()
     watched.observe(good_page(1), t=0, duration=0.1)
     watched.observe(good_page(2), t=5, duration=0.1)
-    for t in (10, 15, 20):
+    for t in (10, 15):
         watched.observe(DOWN, t=t, duration=0.1)
         metrics = served(watched.status)
         assert metrics["specdec_up", "m", ""] == 0
         assert metrics["specdec_acceptance_ratio", "m", ""] == pytest.approx(0.355)
-    watched.observe(DOWN, t=20.1, duration=0.1)
+    watched.observe(DOWN, t=20, duration=0.1)
     metrics = served(watched.status)
     assert ("specdec_acceptance_ratio", "m", "") not in metrics
     assert ("specdec_num_speculative_tokens", "m", "") not in metrics
     assert metrics["specdec_drafts_total", "m", ""] == 1000
     assert metrics["specdec_last_scrape_success_timestamp_seconds", "m", ""] == 5
-    assert metrics["specdec_scrape_failures_total", "m", "timeout"] == 4
+    assert metrics["specdec_scrape_failures_total", "m", "timeout"] == 3
 
 
 def test_a_target_that_answers_again_counts_what_it_did_meanwhile_once() -> None:

@@ -207,8 +207,19 @@ def test_the_reference_of_a_target_is_its_own_past_at_this_k() -> None:
             assert "default" in sources(m)
     (m,) = meter.measure()
     assert "reference" in sources(m)
-    assert next(o.value for o in m.total.overdispersion if o.source == "reference") >= 1
     meter.add(snapshot(t + 5, counters(100, (47,))))
     meter.add(snapshot(t + 10, counters(200, (94,))))
     (m,) = meter.measure()
     assert "default" in sources(m), "another k has another past"
+    for i in (15, 20):
+        meter.add(snapshot(t + i, counters(drafts + i, (position + i, position // 2))))
+    (m,) = meter.measure()
+    assert "reference" in sources(m), "back at this k its past is not lost"
+
+
+def test_the_pasts_that_are_kept_are_bounded() -> None:
+    meter = Meter([300.0], 13.0)
+    for i in range(50):
+        meter.add(snapshot(20.0 * i, counters(1), model_name=f"m{i}", start=10.0 * i))
+        meter.add(snapshot(20.0 * i + 5, counters(2), model_name=f"m{i}", start=10.0 * i))
+    assert len(meter._references) == 16

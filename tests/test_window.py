@@ -318,3 +318,130 @@ def test_replicas_that_come_and_go_under_new_names_are_forgotten_but_for_their_c
     assert len(past._engines) <= 22
     (total,) = past.totals()
     assert total.counters.drafts == 10 * 200 + 10
+
+
+def test_a_start_time_that_goes_back_is_another_server_and_is_doubted() -> None:
+    # Two replicas behind one address, of which the second started later.
+    a, b = counters(1_000_000), counters(2_000_000)
+    past = history(snapshot(0, a, start=100.0), snapshot(5, b, start=200.0))
+    assert past.totals()[0].counters.drafts == 2_000_000, "a restart, as far as anybody can know"
+    for t in range(10, 100, 10):
+        assert refused(past, snapshot(t, a, start=100.0)) is Reason.OTHER_PROCESS
+        past.add(snapshot(t + 5, b, start=200.0))
+    assert past.totals()[0].counters.drafts == 2_000_000
+    assert past.totals()[0].restarts == 1
+
+
+def test_another_server_that_stays_is_believed_and_counts_from_there() -> None:
+    past = history(snapshot(0, counters(100), start=200.0), snapshot(5, counters(150), start=200.0))
+    assert refused(past, snapshot(10, counters(7000), start=100.0)) is Reason.OTHER_PROCESS
+    past.add(snapshot(15, counters(7010), start=100.0))
+    assert only(past.windows(300)).covered_seconds == 0
+    past.add(snapshot(20, counters(7040), start=100.0))
+    assert only(past.windows(300)).increase.drafts == 30
+    assert past.totals()[0].counters.drafts == 50 + 30
+
+
+def test_a_start_time_computed_anew_each_time_is_no_restart() -> None:
+    past = history(*(snapshot(5 * i, counters(100 + i), start=50 + 0.01 * i) for i in range(9)))
+    assert past.totals()[0].restarts == 0
+
+
+def test_a_restart_seen_without_its_start_time_is_not_counted_again_with_it() -> None:
+    past = history(
+        snapshot(0, counters(1000), start=1.0),
+        snapshot(5, counters(50)),
+        snapshot(10, counters(150), start=9.0),
+    )
+    assert past.totals()[0].counters.drafts == 150
+    assert past.totals()[0].restarts == 1
+
+
+def test_a_start_time_that_is_missing_once_is_remembered() -> None:
+    past = history(
+        snapshot(0, counters(100), start=1.0),
+        snapshot(5, counters(200)),
+        snapshot(10, counters(900), start=9.0),
+    )
+    assert past.totals()[0].counters.drafts == 100 + 900
+    assert past.totals()[0].restarts == 1
+
+
+def test_a_restart_under_another_model_name_counts_from_its_beginning() -> None:
+    past = history(snapshot(0, counters(100), start=1.0, model_name="a"))
+    past.add(snapshot(5, counters(50), start=9.0, model_name="b"))
+    totals = {e.model_name: e for e in past.totals()}
+    assert totals["b"].counters.drafts == 50
+    assert totals["b"].decode_tokens == 50 + 71
+
+
+def test_two_pages_that_lose_different_engines_do_not_confirm_each_other() -> None:
+    past = history(snapshot(0, counters(1), counters(2)))
+    first, second = (snapshot(t, counters(1), counters(2)).engines for t in (5, 10))
+    assert refused(past, Snapshot(5, first[:1])) is Reason.MISSING_SERIES
+    assert refused(past, Snapshot(10, second[1:])) is Reason.MISSING_SERIES
+
+
+def test_a_clock_set_back_after_an_engine_has_gone_breaks_nothing() -> None:
+    past = history(snapshot(1000, counters(1), counters(2)))
+    for t in (1005, 1010):
+        with contextlib.suppress(ScrapeError):
+            past.add(snapshot(t, counters(3)))
+    assert refused(past, snapshot(10, counters(4))) is Reason.CLOCK
+    for t in (15, 20, 9000):
+        past.add(snapshot(t, counters(float(t))))
+    assert [w.engine for w in past.windows(300)] == ["0"]
+
+
+def test_windows_that_are_begun_anew_have_no_past_but_the_counters_do() -> None:
+    past = history(snapshot(0, counters(100)), snapshot(5, counters(150)))
+    past.forget_points()
+    assert past.windows(300) == ()
+    past.add(snapshot(3605, counters(170)))
+    assert only(past.windows(300)).covered_seconds == 0
+    assert past.totals()[0].counters.drafts == 70
+
+
+worlds = st.lists(
+    st.tuples(
+        st.floats(0.5, 900),
+        st.sampled_from(["count"] * 5 + ["restart", "k"]),
+        st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=3, max_size=3),
+    ),
+    min_size=2,
+    max_size=40,
+)
+
+
+@given(worlds, st.sampled_from([60.0, 300.0, 1800.0]))
+def test_windows_of_several_engines_are_what_a_plain_list_of_all_scrapes_says(
+    script: list[tuple[float, str, list[tuple[int, int]]]], seconds: float
+) -> None:
+    past, t, k, start = History(1800.0), 0.0, 2, 1.0
+    counted = [0, 0, 0]  # since the last restart
+    total = [0, 0, 0]  # since the first scrape
+    kept: list[tuple[float, list[int]]] = []  # scrapes at this k
+    for i, (wait, event, steps) in enumerate(script):
+        t += wait
+        if event != "count" and i:
+            start, counted = start + 10, [0, 0, 0]
+            if event == "k":
+                k, kept = 5 - k, []
+        counted = [c + d for c, (d, _) in zip(counted, steps, strict=True)]
+        if i:
+            grown = counted if event != "count" else [d for d, _ in steps]
+            total = [a + b for a, b in zip(total, grown, strict=True)]
+        engines = (counters(c, (c / 2,) + (c / 4,) * (k - 1)) for c in counted)
+        past.add(snapshot(t, *engines, start=start))
+        kept.append((t, total))
+        # Thinned, the start may be up to a minute before the last scrape at or before the edge.
+        edge = t - seconds
+        latest = max((j for j, (at, _) in enumerate(kept) if at <= edge + 1e-3), default=0)
+        for e, window in enumerate(past.windows(seconds)):
+            begins = t - window.covered_seconds
+            (j,) = [j for j, (at, _) in enumerate(kept) if abs(at - begins) < 1e-6]
+            assert j <= latest
+            assert kept[latest][0] - kept[j][0] < (60.0 if seconds > 300 else 1e-6)
+            assert window.increase.drafts == total[e] - kept[j][1][e]
+            assert window.num_speculative_tokens == k
+        assert [e.counters.drafts for e in past.totals()] == total

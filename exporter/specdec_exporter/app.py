@@ -31,6 +31,7 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 
+_READ = ["GET", "HEAD"]
 _HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[^\[\]:]+))(?::\d*)?")
 
 
@@ -96,16 +97,16 @@ def create_app(service: Service) -> FastAPI:
             "Internal error; please report the log.\n", status_code=500, headers=_HEADERS
         )
 
-    @app.get("/metrics")
+    @app.api_route("/metrics", methods=_READ)
     async def metrics(request: Request) -> Response:
         body, content_type = render(collectors, request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": content_type})
 
-    @app.get("/-/healthy")
+    @app.api_route("/-/healthy", methods=_READ)
     async def healthy() -> Response:
         return PlainTextResponse("specdec-exporter is healthy.\n")
 
-    @app.get("/-/ready")
+    @app.api_route("/-/ready", methods=_READ)
     async def ready() -> Response:
         return PlainTextResponse("specdec-exporter is ready.\n")
 
@@ -122,11 +123,11 @@ def create_app(service: Service) -> FastAPI:
             )
         return PlainTextResponse("Reloaded.\n")
 
-    @app.get("/api/v1/status")
+    @app.api_route("/api/v1/status", methods=_READ)
     async def status() -> Response:
         return JSONResponse(_plain(service.status()))
 
-    @app.get("/", response_class=HTMLResponse)
+    @app.api_route("/", methods=_READ, response_class=HTMLResponse)
     async def index() -> Response:
         settings = service.settings
         return HTMLResponse(page.render(status=service.status(), interval=settings.interval))

@@ -139,6 +139,8 @@ def replay(
     except ValueError as error:
         raise _CannotRun(f"--window: {error}") from error
     prefixes = {target.name: target.metric_prefix for target in settings.targets}
+    # One server in the settings is the one that was recorded; of several, the one of its name.
+    usual = next(iter(prefixes.values())) if len(prefixes) == 1 else ""
 
     def measured() -> Iterator[Any]:
         for path in paths:
@@ -146,7 +148,7 @@ def replay(
                 path,
                 windows,
                 variance_inflation=settings.variance_inflation,
-                metric_prefix=prefixes.get(path.stem, ""),
+                metric_prefix=prefixes.get(path.stem, usual),
             ):
                 if isinstance(result, Rejected):
                     print(result, file=sys.stderr)

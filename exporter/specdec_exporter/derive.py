@@ -7,10 +7,16 @@ window cannot say is None, never 0 and never NaN.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from specdec_exporter.model import Counters, Derived, Overdispersion, Window
-from specdec_exporter.uncertainty import accepted_moments, window_inflation
+from specdec_exporter.uncertainty import (
+    Interval,
+    Span,
+    accepted_moments,
+    active_intervals,
+    window_inflations,
+)
 
 _ROUNDING = 1e-9
 
@@ -39,7 +45,7 @@ def front_denominator(drafts: float, draft_tokens: float) -> float:
 
 
 def padded_drafts(increase: Counters) -> float:
-    """Placeholder drafts that were counted as rejected: D − N where that is positive.
+    """Placeholder drafts of one engine that were counted as rejected: D − N where positive.
 
     vLLM 0.32 pads one-token first steps with k of them. A real draft belongs to a decode step, so
     more drafts than steps (N) show them; fewer say nothing.
@@ -49,31 +55,33 @@ def padded_drafts(increase: Counters) -> float:
     return max(0.0, increase.drafts - increase.decode_steps)
 
 
-def derive(window: Window, overdispersion: Overdispersion) -> Derived:
+Assumption = Callable[[float, Span], Overdispersion]
+"""The variance inflation to assume for a sum over so many seconds with drafts and a span."""
+
+
+def derive(window: Window, assume: Assumption) -> Derived:
     """Derive a window's figures.
 
     Args:
         window: increases of one engine, or of several engines of one model.
-        overdispersion: variance inflation to assume for a window of this length; the window's own
-            is used instead where it is larger.
+        assume: the variance inflation to assume; the window's own is used where it is larger.
 
     Returns:
         Ratios 0 to 1, mean acceptance length 1 to k + 1, times in seconds.
     """
     increase = window.increase
     k = window.num_speculative_tokens
-    padded = padded_drafts(increase) if k else 0.0
+    # By engine, since one that drafts in few steps would hide another's padding.
+    padded = [(padded_drafts(one), len(one.accepted_per_position)) for one in window.increases]
     drafts, tokens = increase.drafts, increase.draft_tokens
     if drafts is not None and tokens is not None:
-        drafts, tokens = drafts - padded, tokens - k * padded
+        drafts -= sum(count for count, _ in padded)
+        tokens -= sum(count * length for count, length in padded)
     accepted, positions = increase.accepted_tokens, increase.accepted_per_position
     generated = _difference(increase.generation_tokens, increase.first_tokens)
     tpot_known = generated is not None and generated > 0 and bool(increase.decode_seconds)
 
-    inflations = [overdispersion]
-    if (own := window_inflation(window)) is not None:
-        inflations.append(Overdispersion("window", own))
-    stderr = _Stderr(drafts, positions, max(o.value for o in inflations))
+    stderr = _Stderr(drafts, positions, active_intervals(window), assume)
     acceptance = ratio(accepted, tokens, most=1.0)
     mal_excess = ratio(accepted, drafts, most=float(k))
     accepted_front = sum(positions[:2]) if k else None
@@ -85,16 +93,20 @@ def derive(window: Window, overdispersion: Overdispersion) -> Derived:
         covered_seconds=window.covered_seconds,
         num_speculative_tokens=k,
         drafts=increase.drafts,
-        padded_drafts=padded,
+        padded_drafts=sum(count for count, length in padded if length),
         acceptance_ratio=acceptance,
-        acceptance_ratio_stderr=stderr.of_ratio(acceptance, k, tokens),
+        acceptance_ratio_stderr=stderr.of(acceptance, (0, k), tokens),
         acceptance_ratio_binomial_stderr=_binomial(acceptance, tokens),
         front_acceptance_ratio=(front := ratio(accepted_front, front_drafted, most=1.0)),
-        front_acceptance_ratio_stderr=stderr.of_ratio(front, 2, front_drafted),
+        front_acceptance_ratio_stderr=stderr.of(front, (0, min(2, k)), front_drafted),
         mean_acceptance_length=None if mal_excess is None else 1.0 + mal_excess,
-        mean_acceptance_length_stderr=stderr.of_ratio(mal_excess, k, drafts),
-        position_acceptance_ratio=tuple(ratio(a, drafts, most=1.0) for a in positions),
-        position_acceptance_ratio_stderr=tuple(stderr.of_position(i) for i in range(k)),
+        mean_acceptance_length_stderr=stderr.of(mal_excess, (0, k), drafts),
+        position_acceptance_ratio=(
+            by_position := tuple(ratio(a, drafts, most=1.0) for a in positions)
+        ),
+        position_acceptance_ratio_stderr=tuple(
+            stderr.of(p, (i, i + 1), drafts) for i, p in enumerate(by_position)
+        ),
         position_conditional_acceptance_ratio=tuple(
             ratio(a, before, most=1.0)
             for a, before in zip(positions, (drafts, *positions), strict=False)
@@ -105,41 +117,55 @@ def derive(window: Window, overdispersion: Overdispersion) -> Derived:
         step_seconds=ratio(increase.decode_seconds, increase.decode_steps),
         tpot_seconds=ratio(increase.decode_seconds, generated) if tpot_known else None,
         decode_concurrency=decode_concurrency(window),
-        overdispersion=tuple(inflations) if acceptance is not None else (),
+        overdispersion=stderr.overdispersion((0, k)) if acceptance is not None else (),
     )
 
 
 def decode_concurrency(window: Window) -> float | None:
-    """Mean requests in decode, summed over engines: ΔS / Δt (Little's law)."""
-    total = 0.0
+    """Mean requests in decode, summed over engines: ΔS / Δt (Little's law).
+
+    An engine of which there is one scrape so far is left out.
+    """
+    total = None
     for track in window.tracks:
         seconds = track[-1].t - track[0].t
         busy = _difference(track[-1].totals.decode_seconds, track[0].totals.decode_seconds)
-        if seconds <= 0 or busy is None:
-            return None
-        total += busy / seconds
+        if seconds > 0 and busy is not None:
+            total = (total or 0.0) + busy / seconds
     return total
 
 
 class _Stderr:
-    """Standard errors of sums of J over a window's drafts, inflated."""
+    """Standard errors of what a window's drafts accepted, inflated."""
 
-    def __init__(self, drafts: float | None, positions: Sequence[float], inflation: float) -> None:
+    def __init__(
+        self,
+        drafts: float | None,
+        positions: Sequence[float],
+        intervals: Sequence[Interval],
+        assume: Assumption,
+    ) -> None:
         self._drafts = drafts or 0.0
         self._positions = positions
-        self._inflation = inflation
+        self._active_seconds = sum(interval.seconds for interval in intervals)
+        self._assume = assume
+        k = len(positions)
+        spans = {(0, k), (0, min(2, k)), *((i, i + 1) for i in range(k))}
+        self._own = window_inflations(intervals, spans) if k else {}
 
-    def of_ratio(self, value: float | None, k: int, denominator: float | None) -> float | None:
-        """Of Σ min(J, k) / denominator. Draft lengths are taken as given."""
-        if value is None or denominator is None or self._drafts <= 0:
+    def overdispersion(self, span: Span) -> tuple[Overdispersion, ...]:
+        """What is assumed of a span, and what the window itself shows where it shows any."""
+        assumed = self._assume(self._active_seconds, span)
+        own = self._own.get(span)
+        return (assumed,) if own is None else (assumed, Overdispersion("window", own))
+
+    def of(self, value: float | None, span: Span, denominator: float | None) -> float | None:
+        """Of the accepted tokens in a span over a denominator. Draft lengths are taken as given."""
+        if value is None or self._drafts <= 0:
             return None
-        _, variance = accepted_moments(self._positions[:k], self._drafts)
-        return ratio(math.sqrt(self._inflation * variance * self._drafts), denominator)
-
-    def of_position(self, i: int) -> float | None:
-        """Of A_i / D. The inflation is that of J, which is no smaller than a position's own."""
-        p = ratio(self._positions[i], self._drafts, most=1.0)
-        return None if p is None else math.sqrt(self._inflation * p * (1 - p) / self._drafts)
+        inflation = max(o.value for o in self.overdispersion(span))
+        _, variance = accepted_moments(self._positions[slice(*span)], self._drafts)
+        return ratio(math.sqrt(inflation * variance * self._drafts), denominator)
 
 
 def _binomial(p: float | None, trials: float | None) -> float | None:

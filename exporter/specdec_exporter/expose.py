@@ -103,11 +103,14 @@ def _by_position(values: Iterable[float | None]) -> Iterator[Sample]:
 
 
 def format_window(seconds: float) -> str:
-    """Seconds as Prometheus writes a duration: 300 is `5m`, 90 is `90s`."""
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds % size == 0:
-            return f"{seconds / size:.0f}{unit}"
-    return f"{seconds:g}s"
+    """Seconds as Prometheus writes a duration: 300 is `5m`, 90 is `1m30s`, 0.5 is `500ms`."""
+    rest = round(seconds * 1000)
+    parts = []
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)):
+        count, rest = divmod(rest, size)
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts) or "0s"
 
 
 _D = "vllm:spec_decode_num_drafts_total"
@@ -280,7 +283,7 @@ FAMILIES: tuple[Family, ...] = (
     _windowed(
         "window_drafts",
         _D,
-        "Drafts in the window: how much evidence the ratios rest on.",
+        "Drafts in the window, padded ones included: how much evidence the ratios rest on.",
         "D",
         lambda d: d.drafts,
     ),

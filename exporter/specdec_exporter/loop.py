@@ -11,6 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import httpx
 import structlog
@@ -34,6 +35,7 @@ class Monitor:
         self.target = target
         self._meter = Meter(settings.windows, settings.variance_inflation)
         self._interval = settings.interval
+        self._shortest_window = min(settings.windows)
         self._measurements: tuple[Measurement, ...] = ()
         self._failures: Counter[str] = Counter()
         self._measured_until = -math.inf
@@ -56,7 +58,16 @@ class Monitor:
         """Go on under new settings; counters and history stay."""
         self.target = target
         self._meter.reconfigure(settings.windows, settings.variance_inflation)
+        self._shortest_window = min(settings.windows)
         self._interval = settings.interval
+        if self._measurements:
+            # What is served must be of the windows that are in force, and of no others.
+            self._measurements = self._meter.measure()
+        self.status = replace(
+            self.status,
+            labels=tuple(sorted(target.labels.items())),
+            measurements=self._measurements,
+        )
 
     def observe(
         self,
@@ -81,13 +92,12 @@ class Monitor:
             last_success = t if unix_time is None else unix_time
         else:
             self._failures[error.reason] += 1
-            if t - self._measured_until > EXPIRY_INTERVALS * self._interval:
+            # Half an interval early, since a scrape may be a little early or late.
+            if t - self._measured_until > (EXPIRY_INTERVALS - 0.5) * self._interval:
                 self._measurements = ()
         self._log_change(error)
-        self.status = TargetStatus(
-            name=self.target.name,
-            url=self.target.shown_url,
-            labels=tuple(sorted(self.target.labels.items())),
+        self.status = replace(
+            self.status,
             up=error is None,
             scrapes=self.status.scrapes + 1,
             scrape_duration_seconds=duration,
@@ -101,6 +111,9 @@ class Monitor:
     def _measure(self, page: bytes, t: float) -> ScrapeError | None:
         try:
             snapshot = parse(page, t=t, metric_prefix=self.target.metric_prefix)
+            if t - self._measured_until > self._shortest_window:
+                # A window that spans a long outage would be an average over nothing.
+                self._meter.begin_anew()
             self._meter.add(snapshot)
             self._measurements = self._meter.measure()
         except Exception as error:  # noqa: BLE001 - what is not typed yet becomes so

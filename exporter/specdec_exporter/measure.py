@@ -7,7 +7,6 @@ I/O and reads no clock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from specdec_exporter.derive import derive
 from specdec_exporter.model import (
@@ -17,16 +16,11 @@ from specdec_exporter.model import (
     Snapshot,
     Window,
 )
-from specdec_exporter.uncertainty import DispersionReference
+from specdec_exporter.uncertainty import DispersionReference, Span, active_intervals
 from specdec_exporter.window import History, combine
 
-
-@dataclass(slots=True)
-class _Reference:
-    """The past of one model's engines taken together, at one k."""
-
-    num_speculative_tokens: int
-    past: DispersionReference = field(default_factory=DispersionReference)
+MOST_REFERENCES = 16
+"""Pairs of model and k whose past is kept; the longest unused goes first."""
 
 
 class Meter:
@@ -39,7 +33,7 @@ class Meter:
 
     def __init__(self, windows: Sequence[float], variance_inflation: float) -> None:
         self._history = History()
-        self._references: dict[str, _Reference] = {}
+        self._references: dict[tuple[str, int], DispersionReference] = {}
         self.reconfigure(windows, variance_inflation)
 
     def reconfigure(self, windows: Sequence[float], variance_inflation: float) -> None:
@@ -58,6 +52,10 @@ class Meter:
         for windows in _by_model(self._history.last_interval()):
             self._remember(combine(windows))
 
+    def begin_anew(self) -> None:
+        """Begin all windows anew, as after a time without scrapes; totals stay."""
+        self._history.forget_points()
+
     def measure(self) -> tuple[Measurement, ...]:
         """The figures as of the last snapshot.
 
@@ -75,19 +73,25 @@ class Meter:
 
     def _measure(self, windows: tuple[Window, ...]) -> Measurement:
         total = windows[0] if len(windows) == 1 else combine(windows)
-        inflation = self._references[total.model_name].past.inflation(total.covered_seconds)
-        assumed = self._default if inflation is None else Overdispersion("reference", inflation)
-        derived = derive(total, assumed)
-        engines = (derived,) if len(windows) == 1 else tuple(derive(w, assumed) for w in windows)
+        reference = self._references.get((total.model_name, total.num_speculative_tokens))
+
+        def assume(active_seconds: float, span: Span) -> Overdispersion:
+            inflation = reference.inflation(active_seconds, span) if reference else None
+            return self._default if inflation is None else Overdispersion("reference", inflation)
+
+        derived = derive(total, assume)
+        engines = (derived,) if len(windows) == 1 else tuple(derive(w, assume) for w in windows)
         return Measurement(total=derived, engines=engines)
 
-    def _remember(self, interval: Window) -> None:
-        k = interval.num_speculative_tokens
-        reference = self._references.get(interval.model_name)
-        if reference is None or reference.num_speculative_tokens != k:
-            reference = self._references[interval.model_name] = _Reference(k)
-        if k and interval.covered_seconds > 0:
-            reference.past.add(interval.covered_seconds, interval.increase)
+    def _remember(self, last: Window) -> None:
+        """Add the last scrape interval to the past of the model at this k."""
+        key = last.model_name, last.num_speculative_tokens
+        reference = self._references.pop(key, None) or DispersionReference()
+        self._references[key] = reference
+        if len(self._references) > MOST_REFERENCES:
+            del self._references[next(iter(self._references))]
+        for interval in active_intervals(last):
+            reference.add(interval)
 
 
 def _by_model(windows: Iterable[Window]) -> tuple[tuple[Window, ...], ...]:

@@ -6,7 +6,7 @@ A scrape becomes a `Snapshot`; snapshots become a `Window` of increases; a windo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from itertools import zip_longest
 
@@ -30,6 +30,7 @@ class Reason(StrEnum):
     DUPLICATE_SERIES = "duplicate_series"
     MISSING_SERIES = "missing_series"
     CLOCK = "clock"
+    OTHER_PROCESS = "other_process"
     INTERNAL = "internal"
 
 
@@ -111,8 +112,6 @@ class EngineSample:
     model_name: str
     engine: str
     counters: Counters
-    requests_running: float | None = None
-    """The gauge of running requests: a cross-check, never part of a formula."""
     extra_labels: tuple[tuple[str, str], ...] = ()
     """Other labels on the series (a proxy's, Ray's), sorted; they tell replicas apart."""
 
@@ -165,12 +164,6 @@ class Window:
     seconds: float
     """The span that was asked for."""
     tracks: tuple[tuple[Point, ...], ...]
-    requests_running: float | None = None
-
-    @property
-    def end(self) -> float:
-        """Time of the last scrape in it, seconds."""
-        return max(track[-1].t for track in self.tracks)
 
     @property
     def covered_seconds(self) -> float:
@@ -183,10 +176,25 @@ class Window:
         return max(len(track[-1].totals.accepted_per_position) for track in self.tracks)
 
     @property
+    def increases(self) -> tuple[Counters, ...]:
+        """What was counted in it, by track."""
+        return tuple(track[-1].totals - track[0].totals for track in self.tracks)
+
+    @property
     def increase(self) -> Counters:
-        """What was counted in it, summed over its engines."""
-        first, *others = (track[-1].totals - track[0].totals for track in self.tracks)
-        return sum(others, first)
+        """What was counted in it, summed over its engines.
+
+        Beside engines that speculate, one that does not has drafted nothing.
+        """
+        increases = self.increases
+        if any(one.accepted_per_position for one in increases):
+            increases = tuple(
+                one
+                if one.accepted_per_position
+                else replace(one, drafts=0.0, draft_tokens=0.0, accepted_tokens=0.0)
+                for one in increases
+            )
+        return sum(increases[1:], increases[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +230,7 @@ class Derived:
     tpot_seconds: float | None
     decode_concurrency: float | None
     overdispersion: tuple[Overdispersion, ...]
+    """Of the accepted count; what was assumed first, then the window's own where it has one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,9 @@ from specdec_exporter.model import Counters, EngineSample, Reason, ScrapeError, 
 _PROCESS_START = "process_start_time_seconds"
 _MOST = 1e15
 """No server counts so far, and much beyond it floating-point numbers no longer count by ones."""
+_MOST_LINES = 10_000
+"""Some hundred engines; more would hold up the other targets for long."""
+_POSITION = re.compile(r"[0-9]{1,2}")
 _LOOKS_LIKE_METRICS = re.compile(rb"^(#|[A-Za-z_:][A-Za-z0-9_:]*(\{.*\})?\s+[-+0-9.a-zA-Z]+)", re.M)
 
 
@@ -37,7 +40,6 @@ class Adapter:
     decode_histograms: tuple[str, ...]
     """Histograms of one observation per request and decode step, best first: where a server shows
     several they hold the same observations, so only the first is read."""
-    requests_running: str
     no_series_hint: str
 
     @property
@@ -50,7 +52,6 @@ class Adapter:
             self.accepted_per_position,
             self.generation_tokens,
             self.first_tokens,
-            self.requests_running,
             *(f"{name}_sum" for name in self.decode_histograms),
             *(f"{name}_count" for name in self.decode_histograms),
         )
@@ -65,7 +66,6 @@ VLLM = Adapter(
     generation_tokens="vllm:generation_tokens_total",
     first_tokens="vllm:time_to_first_token_seconds_count",
     decode_histograms=("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
-    requests_running="vllm:num_requests_running",
     no_series_hint="is the server running with --disable-log-stats, or is this another port?",
 )
 
@@ -100,13 +100,19 @@ def parse(
             Reason.TRUNCATED, "the page ends in the middle of a line; the transfer was cut off"
         )
     wanted = {metric_prefix + name: name for name in adapter.names}
-    samples = _read(_lines(page, (*wanted, _PROCESS_START)))
+    lines = _lines(page, (*wanted, _PROCESS_START))
+    if len(lines) > _MOST_LINES:
+        raise ScrapeError(
+            Reason.TOO_LARGE,
+            f"{len(lines)} series of engines on one page, over {_MOST_LINES}; scrape each server",
+        )
+    samples = _read(lines)
 
     engines: dict[_EngineKey, _Series] = defaultdict(_Series)
     process_starts: list[float] = []
     for sample in samples:
         if sample.name == _PROCESS_START:
-            process_starts.append(sample.value)
+            process_starts.append(_checked(sample))
         elif (name := wanted.get(sample.name)) is not None:
             _collect(engines, name, sample, adapter)
     if not engines:
@@ -154,20 +160,17 @@ def _read(lines: Iterable[bytes]) -> list[Sample]:
 def _collect(
     engines: dict[_EngineKey, _Series], name: str, sample: Sample, adapter: Adapter
 ) -> None:
-    value = sample.value
-    if not 0 <= value <= _MOST:
-        raise ScrapeError(
-            Reason.BAD_VALUE, f"{sample.name} is {value}; a counter is between 0 and {_MOST:g}"
-        )
+    value = _checked(sample)
     labels = dict(sample.labels)
     model_name = labels.pop("model_name", "")
     engine = labels.pop("engine", "0")
     position = labels.pop("position", None) if name == adapter.accepted_per_position else None
     series = engines[model_name, engine, tuple(sorted(labels.items()))]
     if name == adapter.accepted_per_position:
-        if position is None or not position.isdecimal():
+        if position is None or not _POSITION.fullmatch(position):
             raise ScrapeError(
-                Reason.MALFORMED, f"{sample.name} has position={position!r}; expected a number"
+                Reason.MALFORMED,
+                f"{sample.name} has position={(position or '')[:20]!r}; expected 0 to 99",
             )
         duplicate = int(position) in series.positions
         series.positions[int(position)] = value
@@ -180,6 +183,14 @@ def _collect(
             f"{sample.name} of engine {engine!r} stands twice on the page; "
             "scrape each server itself, not a merged page",
         )
+
+
+def _checked(sample: Sample) -> float:
+    if not 0 <= sample.value <= _MOST:
+        raise ScrapeError(
+            Reason.BAD_VALUE, f"{sample.name} is {sample.value}; expected 0 to {_MOST:g}"
+        )
+    return sample.value
 
 
 def _engine_sample(
@@ -217,7 +228,6 @@ def _engine_sample(
             decode_seconds=values.get(decode_seconds),
             decode_steps=values.get(decode_steps),
         ),
-        requests_running=values.get(adapter.requests_running),
         extra_labels=extra_labels,
     )
 

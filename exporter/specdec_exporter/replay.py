@@ -9,35 +9,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from specdec_exporter.measure import Meter
 from specdec_exporter.model import Derived, Reason, ScrapeError
 from specdec_exporter.parse import parse
-
-_KEYS = (
-    "model_name",
-    "engine",
-    "window_seconds",
-    "covered_seconds",
-    "drafts",
-    "padded_drafts",
-    "num_speculative_tokens",
-    "acceptance_ratio",
-    "acceptance_ratio_stderr",
-    "front_acceptance_ratio",
-    "mean_acceptance_length",
-    "position_acceptance_ratio",
-    "position_conditional_acceptance_ratio",
-    "mean_draft_length",
-    "draft_coverage_ratio",
-    "tokens_per_step",
-    "step_seconds",
-    "tpot_seconds",
-    "decode_concurrency",
-)
 
 
 class RecordingError(Exception):
@@ -70,13 +48,17 @@ class Replayed:
     """The figures of one engine, or of all, over one window, as of one recorded scrape."""
 
     t: float
-    target: str
+    source: Path
     derived: Derived
+
+    @property
+    def target(self) -> str:
+        """What the recording is called, in place of a target's name."""
+        return self.source.stem
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values under the names of the formulas; what has no value is None."""
-        values = {key: getattr(self.derived, key) for key in _KEYS}
-        return {"t": self.t, "target": self.target, **values}
+        return {"t": self.t, "target": self.target, **asdict(self.derived)}
 
 
 def replay(
@@ -116,7 +98,7 @@ def replay(
         for measurement in meter.measure():
             several = len(measurement.engines) > 1
             for derived in (*measurement.engines, *([measurement.total] if several else [])):
-                yield Replayed(recorded.t, path.stem, derived)
+                yield Replayed(recorded.t, path, derived)
 
 
 def read_recording(path: Path) -> Iterable[Recorded | Rejected]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -102,9 +103,9 @@ def print_table(results: Iterable[Replayed]) -> int:
         table.add_column(column)
     for column in COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
-    start: dict[str, float] = {}
+    start: dict[Path, float] = {}
     for row in rows:
-        elapsed = row.t - start.setdefault(row.target, row.t)
+        elapsed = row.t - start.setdefault(row.source, row.t)
         derived = row.derived
         table.add_row(
             as_text(row.target),

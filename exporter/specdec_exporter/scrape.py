@@ -62,7 +62,7 @@ async def fetch(
     except (TimeoutError, httpx.TimeoutException) as error:
         raise ScrapeError(
             Reason.TIMEOUT,
-            f"no whole page within {timeout:g}s; raise timeout, or is it overloaded?",
+            f"no whole page within {timeout:g}s; is it overloaded? raise interval and timeout",
         ) from error
     except httpx.ConnectError as error:
         raise ScrapeError(

@@ -3,148 +3,179 @@
 Within one draft the variance of the accepted count J follows exactly from the positions. Across
 drafts J is alike within a request, and requests outlive scrapes, so the variance of a window's sum
 is a multiple of that: the inflation, or overdispersion. It is estimated in two ways, from the
-target's own past and from the window itself. This module does arithmetic only.
+target's own past and from the window itself, and for each sum that a figure is made of, since
+positions differ in how much requests differ. This module does arithmetic only.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
-from operator import mul
+from operator import add, mul, sub
+from typing import NamedTuple
 
-from specdec_exporter.model import Counters, Window
+from specdec_exporter.model import Window
 
 REFERENCE_SECONDS = 4 * 3600.0
-"""The least past that an inflation is taken from."""
+"""The least past, of time with drafts in it, that an inflation is taken from."""
 _KEPT_SECONDS = 6 * 3600.0
 _STEP_SECONDS = 5.0
 _REFRESH_STEPS = 60
 _MAX_SHARE = 12
 """A block is at most this fraction (one in twelve) of the past, or its variance is a guess."""
+_GAP = 3.0
+"""An interval so many times as long as the one before it is a gap in the scrapes."""
+_MAX_COSINES = 32
+
+Span = tuple[int, int]
+"""Positions from the first up to but not the second: `(0, k)` is J, `(i, i + 1)` is position i."""
+
+
+class Interval(NamedTuple):
+    """What was counted between two scrapes."""
+
+    seconds: float
+    drafts: float
+    per_position: tuple[float, ...]
 
 
 def accepted_moments(per_position: Sequence[float], drafts: float) -> tuple[float, float]:
     """Mean and variance of the accepted count J of one draft, from counts by position.
 
     E[J] = Σ p_i and E[J²] = Σ (2i + 1) p_i with p_i the share of drafts accepted at position i,
-    since J² = Σ_{i<J} (2i + 1). Exact, whatever the dependence between positions.
+    since J² = Σ_{i<J} (2i + 1). Exact, whatever the dependence between positions; and for the
+    positions of any span, since what is accepted in it is nested as well.
     """
     mean = sum(per_position) / drafts
     square = sum((2 * i + 1) * count for i, count in enumerate(per_position)) / drafts
     return mean, max(0.0, square - mean * mean)
 
 
-class DispersionReference:
-    """The accepted counts of a target's last hours, and the inflation that they show.
+def active_intervals(window: Window) -> list[Interval]:
+    """The scrape intervals of a window with drafts in them, engines together, in time order."""
+    merged: dict[float, Interval] = {}
+    for track in window.tracks:
+        for before, after in pairwise(track):
+            drafts = (after.totals.drafts or 0.0) - (before.totals.drafts or 0.0)
+            if drafts <= 0:
+                continue
+            ends = after.totals.accepted_per_position, before.totals.accepted_per_position
+            one = Interval(after.t - before.t, drafts, tuple(map(sub, *ends)))
+            other = merged.get(after.t)
+            merged[after.t] = one if other is None else _together(one, other)
+    return [merged[t] for t in sorted(merged)]
 
-    Holds at most six hours of one entry per five seconds. Give it the increases of each scrape
-    interval; start a new one when k changes.
+
+def _together(a: Interval, b: Interval) -> Interval:
+    long, short = sorted((a.per_position, b.per_position), key=len, reverse=True)
+    padded = short + (0.0,) * (len(long) - len(short))
+    return Interval(max(a.seconds, b.seconds), a.drafts + b.drafts, tuple(map(add, long, padded)))
+
+
+class DispersionReference:
+    """What was accepted in a target's last hours, and the inflation that it shows.
+
+    Holds at most six hours of one entry per five seconds, of time with drafts in it: an idle night
+    or an outage says nothing. Start a new one when k changes.
     """
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[float, float, float, float]] = deque()
-        self._open: tuple[float, Counters] | None = None
+        self._steps: deque[Interval] = deque()
+        self._open: Interval | None = None
+        self._usual = math.inf
         self._kept_seconds = 0.0
         self._added = 0
-        self._cache: dict[int, float] = {}
+        self._cache: dict[tuple[int, Span], float | None] = {}
 
-    def add(self, seconds: float, increase: Counters) -> None:
-        """Take in what was counted in one scrape interval of `seconds`."""
+    def add(self, interval: Interval) -> None:
+        """Take in one scrape interval; one without drafts, or with a gap in it, is left out."""
+        usual, self._usual = self._usual, interval.seconds
+        if interval.drafts <= 0 or interval.seconds > _GAP * usual:
+            return
         if self._open is not None:
-            seconds, increase = self._open[0] + seconds, self._open[1] + increase
-        self._open = (seconds, increase)
-        # Scrapes jitter by milliseconds, and half a step is as good a boundary.
-        if seconds < _STEP_SECONDS * 0.9:
+            seconds = self._open.seconds + interval.seconds
+            interval = _together(self._open, interval)._replace(seconds=seconds)
+        self._open = interval
+        # Scrapes jitter by milliseconds, and a bit early is as good a boundary.
+        if interval.seconds < _STEP_SECONDS * 0.9:
             return
         self._open = None
-        square = sum((2 * i + 1) * count for i, count in enumerate(increase.accepted_per_position))
-        step = (seconds, increase.drafts or 0.0, sum(increase.accepted_per_position), square)
-        self._steps.append(step)
-        self._kept_seconds += seconds
-        while self._kept_seconds - self._steps[0][0] > _KEPT_SECONDS:
-            self._kept_seconds -= self._steps.popleft()[0]
+        self._steps.append(interval)
+        self._kept_seconds += interval.seconds
+        while self._kept_seconds - self._steps[0].seconds > _KEPT_SECONDS:
+            self._kept_seconds -= self._steps.popleft().seconds
         self._added += 1
         if self._added % _REFRESH_STEPS == 0:
             self._cache.clear()
 
     @property
     def seconds(self) -> float:
-        """The past that it holds."""
+        """The past that it holds, of time with drafts in it."""
         return self._kept_seconds
 
-    def inflation(self, window_seconds: float) -> float | None:
-        """Variance inflation of a sum over `window_seconds`; at least 1.
+    def inflation(self, active_seconds: float, span: Span) -> float | None:
+        """Variance inflation of the sum over so many seconds with drafts; at least 1.
 
-        None until there are four hours of past with drafts in them. The sums over all overlapping
-        blocks of that length are compared with what independent drafts would give.
+        None until there are four hours of past. The sums over all overlapping blocks of that length
+        are compared with what independent drafts would give. A length beyond a twelfth of the past
+        is answered with that of a twelfth.
         """
         if self._kept_seconds < REFERENCE_SECONDS:
             return None
         n = len(self._steps)
-        width = round(window_seconds * n / self._kept_seconds)
-        width = max(1, min(width, n // _MAX_SHARE))
-        if width not in self._cache:
-            value = _block_inflation(list(self._steps), width)
-            if value is None:
-                return None
-            self._cache[width] = value
-        return self._cache[width]
+        width = max(1, min(round(active_seconds * n / self._kept_seconds), n // _MAX_SHARE))
+        if (width, span) not in self._cache:
+            self._cache[width, span] = _block_inflation(self._steps, width, span)
+        return self._cache[width, span]
 
 
-def _block_inflation(steps: list[tuple[float, float, float, float]], width: int) -> float | None:
-    drafts = sum(d for _, d, _, _ in steps)
-    accepted = sum(j for _, _, j, _ in steps)
-    square = sum(q for _, _, _, q in steps)
-    if drafts <= 0:
-        return None
-    mean = accepted / drafts
-    variance = square / drafts - mean * mean
+def _block_inflation(steps: Iterable[Interval], width: int, span: Span) -> float | None:
+    steps = list(steps)
+    _, variance, residuals = _residuals(steps, span)
     if variance <= 0:
         return None
-    residuals = list(accumulate((j - mean * d for _, d, j, _ in steps), initial=0.0))
-    volumes = list(accumulate((d for _, d, _, _ in steps), initial=0.0))
-    ends = range(width, len(residuals))
-    observed = sum((residuals[i] - residuals[i - width]) ** 2 for i in ends)
-    independent = variance * sum(volumes[i] - volumes[i - width] for i in ends)
+    sums = list(accumulate(residuals, initial=0.0))
+    volumes = list(accumulate((step.drafts for step in steps), initial=0.0))
+    observed = sum((b - a) ** 2 for a, b in zip(sums, sums[width:], strict=False))
+    independent = variance * sum(b - a for a, b in zip(volumes, volumes[width:], strict=False))
     # The mean was fitted to the same past, which takes this share out of every block's variance.
     fitted = 1.0 - width / len(steps)
     return max(1.0, observed / independent / fitted)
 
 
-def window_inflation(window: Window) -> float | None:
-    """Variance inflation by the window's own fluctuation, for windows of four intervals and more.
+def _residuals(steps: Sequence[Interval], span: Span) -> tuple[float, float, list[float]]:
+    """Drafts in all, variance within a draft, and what each step accepted beyond the mean."""
+    drafts = sum(step.drafts for step in steps)
+    cut = slice(*span)
+    by_step = [step.per_position[cut] for step in steps]
+    totals = [sum(column) for column in zip(*by_step, strict=True)]
+    mean, variance = accepted_moments(totals, drafts)
+    accepted = map(sum, by_step)
+    return drafts, variance, [a - mean * s.drafts for a, s in zip(accepted, steps, strict=True)]
+
+
+def window_inflations(intervals: Sequence[Interval], spans: Iterable[Span]) -> dict[Span, float]:
+    """Variance inflation by a window's own fluctuation, given four intervals with drafts or more.
 
     The residuals of the scrape intervals are projected on the first B cosines of the window and the
     squares averaged (equal-weighted cosine estimator; Müller 2004, Lazarus, Lewis, Stock and Watson
-    2018, who choose B = 0.41 n^(2/3) for n intervals). Time runs in drafts, so that busy and quiet
-    intervals weigh as they should. None where nothing can be said.
+    2018, who choose B = 0.41 n^(2/3) for n intervals; here at most 32). Time runs in drafts, so
+    that busy and quiet intervals weigh as they should. A span of which nothing can be said is left
+    out.
     """
-    if not window.num_speculative_tokens:
-        return None
-    drafts: dict[float, float] = defaultdict(float)
-    accepted: dict[float, float] = defaultdict(float)
-    for track in window.tracks:
-        sums = [(p.t, p.totals.drafts or 0.0, sum(p.totals.accepted_per_position)) for p in track]
-        for (_, d0, j0), (t, d1, j1) in pairwise(sums):
-            drafts[t] += d1 - d0
-            accepted[t] += j1 - j0
-    series = [(drafts[t], accepted[t]) for t in sorted(drafts) if drafts[t] > 0]
-    if len(series) < 4:
-        return None
-    increase = window.increase
-    total = sum(d for d, _ in series)
-    mean, variance = accepted_moments(increase.accepted_per_position, total)
-    if variance <= 0:
-        return None
-    residuals = [j - mean * d for d, j in series]
-    ends = list(accumulate(d for d, _ in series))
-    middles = [(end - d / 2) / total for end, (d, _) in zip(ends, series, strict=True)]
-    count = max(1, int(0.41 * len(series) ** (2 / 3)))
-    power = 0.0
-    for b in range(1, count + 1):
-        angle = math.pi * b
-        projection = sum(map(mul, residuals, [math.cos(angle * u) for u in middles]))
-        power += 2 * projection * projection
-    return power / count / (total * variance)
+    if len(intervals) < 4:
+        return {}
+    total = sum(interval.drafts for interval in intervals)
+    ends = accumulate(interval.drafts for interval in intervals)
+    middles = [(end - i.drafts / 2) / total for end, i in zip(ends, intervals, strict=True)]
+    count = max(1, min(_MAX_COSINES, int(0.41 * len(intervals) ** (2 / 3))))
+    waves = [[math.cos(math.pi * b * u) for u in middles] for b in range(1, count + 1)]
+    inflations = {}
+    for span in spans:
+        drafts, variance, residuals = _residuals(intervals, span)
+        if variance > 0:
+            power = sum(2 * sum(map(mul, residuals, wave)) ** 2 for wave in waves)
+            inflations[span] = power / count / (drafts * variance)
+    return inflations

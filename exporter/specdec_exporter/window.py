@@ -30,6 +30,8 @@ DENSE_SECONDS = 300.0
 THIN_SECONDS = 60.0
 RETIRE_SECONDS = 3600.0
 """An engine that has been gone for so long is a new one if it comes back."""
+SAME_START_SECONDS = 0.5
+"""Start times this close are of one process; some exporters compute it anew each time."""
 EDGE_TOLERANCE_SECONDS = 1e-3
 """A scrape this little after a window's edge counts as being on it: clocks are not exact."""
 
@@ -70,10 +72,11 @@ def _lost(before: Counters, after: Counters) -> bool:
 
 @dataclass(slots=True)
 class _Engine:
-    """One engine's totals and points; `points` hold one k and one set of families only."""
+    """One engine's totals and points; the points have one k and one set of families."""
 
     sample: EngineSample
     totals: Counters
+    last_seen: float = 0.0
     restarts: int = 0
     decode_tokens: float = 0.0
     dense: deque[Point] = field(default_factory=deque)
@@ -84,17 +87,14 @@ class _Engine:
         step = increase(before, after, reset=reset)
         self.totals = _accumulate(self.totals, step)
         self.restarts += reset
-        generated, first = self.totals.generation_tokens, self.totals.first_tokens
-        if generated is not None and first is not None:
-            # A request that fails between its first tokens adds to one and not to the other;
-            # a counter that is served must not fall.
-            self.decode_tokens = max(self.decode_tokens, generated - first)
+        self.count_decode_tokens()
         if _shape(before) != _shape(after):
             self.forget_points()
         self.sample = sample
         self.append(t, max_age)
 
     def append(self, t: float, max_age: float) -> None:
+        self.last_seen = t
         counters = self.sample.counters
         shown = {
             n: None if getattr(counters, n) is None else getattr(self.totals, n) for n in SCALARS
@@ -108,6 +108,13 @@ class _Engine:
                 self.thin.append(old)
         while len(self.thin) > 1 and self.thin[1].t <= t - max_age:
             self.thin.popleft()
+
+    def count_decode_tokens(self) -> None:
+        generated, first = self.totals.generation_tokens, self.totals.first_tokens
+        if generated is not None and first is not None:
+            # A request that fails between its first tokens adds to one and not to the other;
+            # a counter that is served must not fall.
+            self.decode_tokens = max(self.decode_tokens, generated - first)
 
     def forget_points(self) -> None:
         self.dense.clear()
@@ -168,69 +175,117 @@ class History:
         self._engines: dict[_Identity, _Engine] = {}
         self._current: tuple[_Identity, ...] = ()
         self._last_t: float | None = None
-        self._process_start_time: float | None = None
-        self._suspect: tuple[Reason, float] | None = None
+        self._process_start: float | None = None
+        self._earlier_starts: deque[float] = deque(maxlen=16)
+        self._doubted: tuple[ScrapeError, float] | None = None
 
     def add(self, snapshot: Snapshot) -> None:
         """Take in one snapshot.
 
-        One that contradicts the last (an earlier time, or series gone without a restart) is refused
-        once, since it is most often a bad page; a second in a row like it is the new truth.
+        One that contradicts the last (an earlier time, another process, or series gone without a
+        restart) is refused once, since it is most often a bad page; a second in a row that says the
+        same is the new truth.
 
         Raises:
             ScrapeError: the snapshot was refused; nothing was changed.
         """
-        reset = self._resets(snapshot)
-        problem = self._contradiction(snapshot, reset)
-        if problem is not None:
-            before, self._suspect = self._suspect, (problem.reason, snapshot.t)
-            if before is None or before[0] != problem.reason or snapshot.t <= before[1]:
-                raise problem
+        restarted = self._restarted(snapshot)
+        resets = {
+            identity: restarted or is_reset(known.sample.counters, sample.counters)
+            for sample in snapshot.engines
+            if (known := self._engines.get(identity := _identity(sample))) is not None
+        }
+        problem = self._contradiction(snapshot, restarted or any(resets.values()))
+        if problem is not None and not self._said_before(problem, snapshot.t):
+            self._doubted = problem, snapshot.t
+            raise problem
+        self._doubted = None
         if problem is not None and problem.reason is Reason.CLOCK:
-            for engine in self._engines.values():
-                engine.forget_points()
-        self._suspect = None
+            self.forget_points()
+        if problem is not None and problem.reason is Reason.OTHER_PROCESS:
+            self._change_process(snapshot)
+            resets = dict.fromkeys(resets, False)
         self._last_t = snapshot.t
-        if snapshot.process_start_time is not None:
-            self._process_start_time = snapshot.process_start_time
+        self._remember_start(snapshot.process_start_time, reset=any(resets.values()))
         self._current = tuple(_identity(sample) for sample in snapshot.engines)
         for sample in snapshot.engines:
             identity = _identity(sample)
             known = self._engines.get(identity)
             if known is None:
-                totals = increase(sample.counters, sample.counters, reset=False)
-                self._engines[identity] = known = _Engine(sample, totals)
+                # What a process that has just started shows is new; of others the past is unknown.
+                totals = increase(sample.counters, sample.counters, reset=restarted)
+                known = self._engines[identity] = _Engine(sample, totals)
+                known.count_decode_tokens()
                 known.append(snapshot.t, self.max_age)
             else:
-                known.add(snapshot.t, sample, reset=reset[identity], max_age=self.max_age)
+                known.add(snapshot.t, sample, reset=resets[identity], max_age=self.max_age)
         self._retire(snapshot.t)
 
-    def _resets(self, snapshot: Snapshot) -> dict[_Identity, bool]:
-        old, new = self._process_start_time, snapshot.process_start_time
-        process_restarted = old is not None and new is not None and old != new
-        return {
-            identity: process_restarted
-            or is_reset(self._engines[identity].sample.counters, sample.counters)
-            for sample in snapshot.engines
-            if (identity := _identity(sample)) in self._engines
-        }
+    def forget_points(self) -> None:
+        """Begin all windows anew, as after a time without scrapes; totals stay."""
+        for engine in self._engines.values():
+            engine.forget_points()
 
-    def _contradiction(
-        self, snapshot: Snapshot, reset: dict[_Identity, bool]
-    ) -> ScrapeError | None:
+    def _restarted(self, snapshot: Snapshot) -> bool:
+        """Whether the process is one that has started since; an earlier one is another server."""
+        old, new = self._process_start, snapshot.process_start_time
+        return (
+            old is not None
+            and new is not None
+            and new > old + SAME_START_SECONDS
+            and not self._seen_start(new)
+        )
+
+    def _seen_start(self, start: float) -> bool:
+        return any(abs(start - seen) <= SAME_START_SECONDS for seen in self._earlier_starts)
+
+    def _remember_start(self, start: float | None, *, reset: bool) -> None:
+        if start is None:
+            # A restart whose start time was not shown must not be counted when it is.
+            self._process_start = None if reset else self._process_start
+        else:
+            self._process_start = start
+            if not self._seen_start(start):
+                self._earlier_starts.append(start)
+
+    def _change_process(self, snapshot: Snapshot) -> None:
+        """Go on with another server's counters, of which nothing is known to be new."""
+        self.forget_points()
+        for sample in snapshot.engines:
+            if (known := self._engines.get(_identity(sample))) is not None:
+                known.sample = sample
+
+    def _said_before(self, problem: ScrapeError, t: float) -> bool:
+        if self._doubted is None:
+            return False
+        before, then = self._doubted
+        same = before.reason is problem.reason and (
+            problem.reason is Reason.CLOCK or before.detail == problem.detail
+        )
+        return same and t > then
+
+    def _contradiction(self, snapshot: Snapshot, restarted: bool) -> ScrapeError | None:
         if self._last_t is not None and snapshot.t <= self._last_t:
             return ScrapeError(
                 Reason.CLOCK,
                 f"time went from {self._last_t:.3f} to {snapshot.t:.3f}; is the clock being set?",
             )
-        if any(reset.values()):
+        old, new = self._process_start, snapshot.process_start_time
+        changed = old is not None and new is not None and abs(new - old) > SAME_START_SECONDS
+        if changed and not self._restarted(snapshot):
+            return ScrapeError(
+                Reason.OTHER_PROCESS,
+                f"a process of another start time ({new:.0f}) answered, as behind a load balancer; "
+                "make each server a target of its own",
+            )
+        if restarted:
             return None
-        new = {_identity(sample): sample for sample in snapshot.engines}
+        samples = {_identity(sample): sample for sample in snapshot.engines}
         for identity in self._current:
             name = f"engine {identity[1]!r} of model {identity[0]!r}"
-            if identity not in new:
+            if identity not in samples:
                 return ScrapeError(Reason.MISSING_SERIES, f"{name} is gone from the page")
-            if _lost(self._engines[identity].sample.counters, new[identity].counters):
+            if _lost(self._engines[identity].sample.counters, samples[identity].counters):
                 return ScrapeError(
                     Reason.MISSING_SERIES, f"{name} lost series that it had, without a restart"
                 )
@@ -241,8 +296,9 @@ class History:
 
         Replicas behind a proxy come and go under ever new labels.
         """
+        current = set(self._current)
         for identity, state in list(self._engines.items()):
-            if identity not in self._current and t - state.dense[-1].t > RETIRE_SECONDS:
+            if identity not in current and t - state.last_seen > RETIRE_SECONDS:
                 key = identity[:2]
                 self._retired[key] = _merge(self._retired.get(key), state.served(*key))
                 del self._engines[identity]
@@ -273,13 +329,14 @@ class History:
         merged: dict[tuple[str, str], Window] = {}
         for identity in self._current:
             state = self._engines[identity]
+            if not state.dense:
+                continue
             key = identity[:2]
             window = Window(
                 model_name=key[0],
                 engine=key[1],
                 seconds=seconds,
                 tracks=(track(state),),
-                requests_running=state.sample.requests_running,
             )
             merged[key] = window if key not in merged else combine((merged[key], window), key[1])
         return tuple(merged.values())
@@ -287,10 +344,6 @@ class History:
 
 def combine(windows: tuple[Window, ...], engine: str = "all") -> Window:
     """Several engines of one model as one: their increases add up, their ratios do not."""
-    running = [w.requests_running for w in windows if w.requests_running is not None]
     return replace(
-        windows[0],
-        engine=engine,
-        tracks=tuple(track for w in windows for track in w.tracks),
-        requests_running=sum(running) if running else None,
+        windows[0], engine=engine, tracks=tuple(track for w in windows for track in w.tracks)
     )

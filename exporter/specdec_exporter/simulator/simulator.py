@@ -274,7 +274,6 @@ class Simulator:
                 decode_seconds=engine.decode_seconds,
                 decode_steps=float(engine.decode_steps),
             ),
-            requests_running=float(engine.num_running),
         )
 
     def _action(self, event: Change | Restart) -> Callable[[], None]:
