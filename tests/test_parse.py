@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
+from specdec_exporter import parse as parse_module
 from specdec_exporter.model import Counters, Reason, ScrapeError, Snapshot
 from specdec_exporter.parse import VLLM, parse
 
@@ -294,3 +295,31 @@ def test_any_bytes_are_a_snapshot_or_a_typed_failure(rows: list[bytes]) -> None:
         engines, detail = (), error.detail
     assert bool(engines) != bool(detail)
     assert "\n" not in detail
+
+
+values = st.sampled_from(
+    [b"1", b"2.5", b"1e3", b"NaN", b"1_0", b"+7", b"", b"0x1", b"1 1700", b"5\r", b"-1"]
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(VLLM.names), values), max_size=6))
+def test_a_series_that_was_read_before_is_read_as_the_official_parser_reads_it(
+    rows: list[tuple[str, bytes]],
+) -> None:
+    # Twice, so that the second time every name and label is known.
+    for _ in range(2):
+        for name, value in rows:
+            line = name.encode() + b'{engine="0",model_name="a} b"} ' + value
+            try:
+                (family,) = text_string_to_metric_families(line.decode())
+                (expected,) = family.samples
+            except ValueError:
+                expected = None
+            try:
+                (got,) = parse_module._read([line])
+            except ScrapeError:
+                got = None
+            assert (got is None) == (expected is None)
+            if got is not None:
+                assert (got.name, got.labels) == (expected.name, expected.labels)
+                assert repr(float(got.value)) == repr(float(expected.value))

@@ -199,7 +199,7 @@ class Loop:
                     task.cancel()
 
     async def _watch(
-        self, monitor: Monitor, settings: Settings, client: httpx.AsyncClient, delay: float
+        self, monitor: Monitor, settings: Settings, client: httpx.AsyncBaseTransport, delay: float
     ) -> None:
         await asyncio.sleep(delay)
         due = self._clock()

@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -22,6 +23,8 @@ _MOST = 1e15
 """No server counts so far, and much beyond it floating-point numbers no longer count by ones."""
 _MOST_LINES = 10_000
 """Some hundred engines; more would hold up the other targets for long."""
+_DIGITS = b"0123456789.eE+-"
+"""What a number is written with; anything else (NaN, a comment) the official parser reads."""
 _POSITION = re.compile(r"[0-9]{1,2}")
 _LOOKS_LIKE_METRICS = re.compile(rb"^(#|[A-Za-z_:][A-Za-z0-9_:]*(\{.*\})?\s+[-+0-9.a-zA-Z]+)", re.M)
 
@@ -148,9 +151,16 @@ def _lines(page: bytes, names: Iterable[str]) -> list[bytes]:
 
 
 def _read(lines: Iterable[bytes]) -> list[Sample]:
+    """Samples of lines by the official parser, which reads each series' name and labels once."""
     try:
-        text = b"\n".join(lines).decode()
-        return [s for family in text_string_to_metric_families(text) for s in family.samples]
+        samples = []
+        for line in lines:
+            series, _, value = line.rpartition(b" ")
+            if series.endswith(b"}") and value.strip(_DIGITS) == b"":
+                samples += [s._replace(value=float(value)) for s in _series(series)]
+            else:
+                samples += _official(line)
+        return samples
     except (ValueError, IndexError, KeyError) as error:
         raise ScrapeError(
             Reason.MALFORMED, f"a line is not in Prometheus' text format ({_short(error)})"
@@ -183,6 +193,16 @@ def _collect(
             f"{sample.name} of engine {engine!r} stands twice on the page; "
             "scrape each server itself, not a merged page",
         )
+
+
+@lru_cache(maxsize=8192)
+def _series(name_and_labels: bytes) -> list[Sample]:
+    return _official(name_and_labels + b" 0")
+
+
+def _official(line: bytes) -> list[Sample]:
+    families = text_string_to_metric_families(line.decode())
+    return [sample for family in families for sample in family.samples]
 
 
 def _checked(sample: Sample) -> float:

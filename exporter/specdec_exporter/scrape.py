@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 import zlib
+from base64 import b64encode
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 import httpx
@@ -27,19 +29,32 @@ _SHOWN = 120
 _KEEPALIVE_SECONDS = 2.0
 
 
-def new_client(*, tls: bool) -> httpx.AsyncClient:
-    """An HTTP client for `fetch`; without `tls` it does not load the system's certificates."""
-    return httpx.AsyncClient(
-        headers=_HEADERS,
-        follow_redirects=False,
-        trust_env=False,
+def new_client(*, tls: bool) -> httpx.AsyncBaseTransport:
+    """What `fetch` sends through; without `tls` it does not load the system's certificates.
+
+    It is httpx without cookies, redirects and environment, none of which a scrape wants, and which
+    cost a fifth of it.
+    """
+    return httpx.AsyncHTTPTransport(
         verify=ssl.create_default_context() if tls else False,
+        trust_env=False,
         limits=httpx.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_SECONDS),
     )
 
 
+@lru_cache(maxsize=1024)
+def _request(url: str, connect_seconds: float) -> httpx.Request:
+    address = httpx.URL(url)
+    headers = dict(_HEADERS)
+    if address.userinfo:
+        login = f"{address.username}:{address.password}".encode()
+        headers["Authorization"] = f"Basic {b64encode(login).decode()}"
+    limits = httpx.Timeout(None, connect=connect_seconds)
+    return httpx.Request("GET", address, headers=headers, extensions={"timeout": limits.as_dict()})
+
+
 async def fetch(
-    client: httpx.AsyncClient, url: str, *, timeout: float, max_page_bytes: int
+    client: httpx.AsyncBaseTransport, url: str, *, timeout: float, max_page_bytes: int
 ) -> bytes:
     """The decompressed body of a GET.
 
@@ -52,13 +67,17 @@ async def fetch(
     Raises:
         ScrapeError: whatever went wrong.
     """
-    # Cancelled in a TLS handshake the library would leave the socket to the garbage collector; a
-    # limit of its own, which has to come first, closes it.
-    limits = httpx.Timeout(None, connect=0.9 * timeout)
     try:
-        async with asyncio.timeout(timeout), client.stream("GET", url, timeout=limits) as response:
-            _check(response)
-            return await _body(response, max_page_bytes)
+        # Cancelled in a TLS handshake the library would leave the socket to the garbage collector;
+        # a limit of its own, which has to come first, closes it.
+        request = _request(url, 0.9 * timeout)
+        async with asyncio.timeout(timeout):
+            response = await client.handle_async_request(request)
+            try:
+                _check(response)
+                return await _body(response, max_page_bytes)
+            finally:
+                await response.aclose()
     except (TimeoutError, httpx.TimeoutException) as error:
         raise ScrapeError(
             Reason.TIMEOUT,

@@ -58,13 +58,13 @@ def active_intervals(window: Window) -> list[Interval]:
     merged: dict[float, Interval] = {}
     for track in window.tracks:
         for before, after in pairwise(track):
-            drafts = (after.totals.drafts or 0.0) - (before.totals.drafts or 0.0)
-            if drafts <= 0:
-                continue
-            ends = after.totals.accepted_per_position, before.totals.accepted_per_position
-            one = Interval(after.t - before.t, drafts, tuple(map(sub, *ends)))
-            other = merged.get(after.t)
-            merged[after.t] = one if other is None else _together(one, other)
+            old, new = before.totals, after.totals
+            drafts = (new.drafts or 0.0) - (old.drafts or 0.0)
+            if drafts > 0:
+                accepted = tuple(map(sub, new.accepted_per_position, old.accepted_per_position))
+                one = Interval(after.t - before.t, drafts, accepted)
+                other = merged.get(after.t)
+                merged[after.t] = one if other is None else _together(one, other)
     return [merged[t] for t in sorted(merged)]
 
 
@@ -147,13 +147,12 @@ def _block_inflation(steps: Iterable[Interval], width: int, span: Span) -> float
 
 def _residuals(steps: Sequence[Interval], span: Span) -> tuple[float, float, list[float]]:
     """Drafts in all, variance within a draft, and what each step accepted beyond the mean."""
-    drafts = sum(step.drafts for step in steps)
-    cut = slice(*span)
-    by_step = [step.per_position[cut] for step in steps]
-    totals = [sum(column) for column in zip(*by_step, strict=True)]
-    mean, variance = accepted_moments(totals, drafts)
-    accepted = map(sum, by_step)
-    return drafts, variance, [a - mean * s.drafts for a, s in zip(accepted, steps, strict=True)]
+    drafts = [step.drafts for step in steps]
+    columns = list(zip(*(step.per_position for step in steps), strict=True))[slice(*span)]
+    total = sum(drafts)
+    mean, variance = accepted_moments([sum(column) for column in columns], total)
+    accepted = columns[0] if len(columns) == 1 else map(sum, zip(*columns, strict=True))
+    return total, variance, [a - mean * d for a, d in zip(accepted, drafts, strict=True)]
 
 
 def window_inflations(intervals: Sequence[Interval], spans: Iterable[Span]) -> dict[Span, float]:
