@@ -35,7 +35,7 @@ STARTS = 5
 SCRAPES = 50
 PARTS = 5
 """Neighbours on the machine only ever add to what a part costs, so the best part is judged."""
-INTERVAL_SECONDS = 0.1
+INTERVAL_SECONDS = 0.05
 WINDOW_INTERVALS = 60
 """As in the default window of five minutes at the default interval of five seconds."""
 

@@ -7,11 +7,10 @@ difference of two points. This module reads no clock: time comes with the snapsh
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
+from itertools import chain
 
 from specdec_exporter.model import (
     SCALARS,
@@ -124,9 +123,13 @@ class _Engine:
         return EngineTotals(model_name, engine, self.totals, self.decode_tokens, self.restarts)
 
     def track(self, seconds: float) -> tuple[Point, ...]:
-        points = (*self.thin, *self.dense)
-        edge = points[-1].t - seconds + EDGE_TOLERANCE_SECONDS
-        return points[max(0, bisect_right(points, edge, key=attrgetter("t")) - 1) :]
+        edge = self.dense[-1].t - seconds + EDGE_TOLERANCE_SECONDS
+        points = []
+        for point in chain(reversed(self.dense), reversed(self.thin)):
+            points.append(point)
+            if point.t <= edge:
+                break
+        return tuple(reversed(points))
 
 
 def _merge(a: EngineTotals | None, b: EngineTotals) -> EngineTotals:
