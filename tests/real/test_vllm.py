@@ -431,7 +431,10 @@ def test_times_are_quotients_of_the_counters(run: Run) -> None:
 def test_tpot_is_what_the_clients_clock_says(run: Run) -> None:
     tpot = run.figure("specdec_tpot_seconds")
     print(f"TPOT {1000 * tpot:.3f} ms, client's clock {1000 * run.load.tpot_seconds:.3f} ms")
-    assert tpot == pytest.approx(run.load.tpot_seconds, rel=CLOCK_TOLERANCE)
+    # Two engines and two API servers pass their tokens on through more processes than there are
+    # cores, and in bursts.
+    tolerance = CLOCK_TOLERANCE if len(run.engines) == 1 else 3 * CLOCK_TOLERANCE
+    assert tpot == pytest.approx(run.load.tpot_seconds, rel=tolerance)
 
 
 @every_run
