@@ -36,7 +36,6 @@ class Monitor:
         self._meter = Meter(settings.windows, settings.variance_inflation)
         self._interval = settings.interval
         self._shortest_window = min(settings.windows)
-        self._measurements: tuple[Measurement, ...] = ()
         self._failures: Counter[str] = Counter()
         self._measured_until = -math.inf
         self._state: str | None = None
@@ -60,13 +59,11 @@ class Monitor:
         self._meter.reconfigure(settings.windows, settings.variance_inflation)
         self._shortest_window = min(settings.windows)
         self._interval = settings.interval
-        if self._measurements:
-            # What is served must be of the windows that are in force, and of no others.
-            self._measurements = self._meter.measure()
         self.status = replace(
             self.status,
             labels=tuple(sorted(target.labels.items())),
-            measurements=self._measurements,
+            # What is served must be of the windows that are in force, and of no others.
+            measurements=self._meter.measure() if self.status.measurements else (),
         )
 
     def observe(
@@ -85,16 +82,17 @@ class Monitor:
             duration: of the scrape, seconds.
             unix_time: of the scrape, for people to read; `t` unless given.
         """
-        error = self._measure(result, t) if isinstance(result, bytes) else self._typed(result)
-        last_success = self.status.last_success
-        if error is None:
+        found = self._measure(result, t) if isinstance(result, bytes) else self._typed(result)
+        error = found if isinstance(found, ScrapeError) else None
+        last_success, measurements = self.status.last_success, self.status.measurements
+        if not isinstance(found, ScrapeError):
             self._measured_until = t
-            last_success = t if unix_time is None else unix_time
+            last_success, measurements = (t if unix_time is None else unix_time), found
         else:
-            self._failures[error.reason] += 1
+            self._failures[found.reason] += 1
             # Half an interval early, since a scrape may be a little early or late.
             if t - self._measured_until > (EXPIRY_INTERVALS - 0.5) * self._interval:
-                self._measurements = ()
+                measurements = ()
         self._log_change(error)
         self.status = replace(
             self.status,
@@ -105,20 +103,19 @@ class Monitor:
             failures=tuple(sorted(self._failures.items())),
             last_error=None if error is None else error.detail,
             totals=self._meter.totals(),
-            measurements=self._measurements,
+            measurements=measurements,
         )
 
-    def _measure(self, page: bytes, t: float) -> ScrapeError | None:
+    def _measure(self, page: bytes, t: float) -> tuple[Measurement, ...] | ScrapeError:
         try:
             snapshot = parse(page, t=t, metric_prefix=self.target.metric_prefix)
             if t - self._measured_until > self._shortest_window:
                 # A window that spans a long outage would be an average over nothing.
                 self._meter.begin_anew()
             self._meter.add(snapshot)
-            self._measurements = self._meter.measure()
+            return self._meter.measure()
         except Exception as error:  # noqa: BLE001 - what is not typed yet becomes so
             return self._typed(error)
-        return None
 
     def _typed(self, error: Exception) -> ScrapeError:
         if isinstance(error, ScrapeError):
