@@ -327,6 +327,26 @@ def test_a_page_that_breaks_the_parser_is_internal_and_its_traceback_is_logged_o
     assert served(watched.status)["specdec_drafts_total", "m", ""] == 2000
 
 
+def test_figures_that_cannot_be_derived_are_one_internal_failure_a_scrape_however_many_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("our mistake")
+
+    watched = monitor()
+    watched.observe(good_page(1), t=0, duration=0.1)
+    with monkeypatch.context() as patch:
+        patch.setattr("specdec_exporter.measure.derive", broken)
+        watched.observe(good_page(2), t=5, duration=0.1)
+        for _ in range(3):
+            assert failures(watched.status) == {Reason.INTERNAL: 1}
+            assert not watched.status.up
+            assert watched.status.measurements == ()
+    watched.observe(good_page(3), t=10, duration=0.1)
+    assert watched.status.up
+    assert served(watched.status)["specdec_drafts_total", "m", ""] == 2000
+
+
 def test_an_unexpected_exception_harms_its_own_target_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

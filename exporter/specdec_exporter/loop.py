@@ -39,7 +39,8 @@ class Monitor:
         self._failures: Counter[str] = Counter()
         self._measured_until = -math.inf
         self._state: str | None = None
-        self.status = TargetStatus(
+        self._measurements: tuple[Measurement, ...] | None = ()
+        self._status = TargetStatus(
             name=target.name,
             url=target.shown_url,
             labels=tuple(sorted(target.labels.items())),
@@ -53,18 +54,30 @@ class Monitor:
             measurements=(),
         )
 
+    @property
+    def status(self) -> TargetStatus:
+        """What is known now.
+
+        Figures are derived when somebody looks: nobody looks at every scrape.
+        """
+        if self._measurements is None:
+            try:
+                self._measurements = self._meter.measure()
+            except Exception as error:  # noqa: BLE001 - one target's trouble is its own
+                self._measurements = ()
+                self._record(self._typed(error))
+        return replace(self._status, totals=self._meter.totals(), measurements=self._measurements)
+
     def reconfigure(self, target: Target, settings: Settings) -> None:
         """Go on under new settings; counters and history stay."""
         self.target = target
         self._meter.reconfigure(settings.windows, settings.variance_inflation)
         self._shortest_window = min(settings.windows)
         self._interval = settings.interval
-        self.status = replace(
-            self.status,
-            labels=tuple(sorted(target.labels.items())),
+        self._status = replace(self._status, labels=tuple(sorted(target.labels.items())))
+        if self._measurements:
             # What is served must be of the windows that are in force, and of no others.
-            measurements=self._meter.measure() if self.status.measurements else (),
-        )
+            self._measurements = None
 
     def observe(
         self,
@@ -82,40 +95,44 @@ class Monitor:
             duration: of the scrape, seconds.
             unix_time: of the scrape, for people to read; `t` unless given.
         """
-        found = self._measure(result, t) if isinstance(result, bytes) else self._typed(result)
-        error = found if isinstance(found, ScrapeError) else None
-        last_success, measurements = self.status.last_success, self.status.measurements
-        if not isinstance(found, ScrapeError):
+        error = self._add(result, t) if isinstance(result, bytes) else self._typed(result)
+        last_success = self._status.last_success
+        if error is None:
             self._measured_until = t
-            last_success, measurements = (t if unix_time is None else unix_time), found
-        else:
-            self._failures[found.reason] += 1
-            # Half an interval early, since a scrape may be a little early or late.
-            if t - self._measured_until > (EXPIRY_INTERVALS - 0.5) * self._interval:
-                measurements = ()
-        self._log_change(error)
-        self.status = replace(
-            self.status,
-            up=error is None,
-            scrapes=self.status.scrapes + 1,
+            self._measurements = None
+            last_success = t if unix_time is None else unix_time
+        # Half an interval early, since a scrape may be a little early or late.
+        elif t - self._measured_until > (EXPIRY_INTERVALS - 0.5) * self._interval:
+            self._measurements = ()
+        self._status = replace(
+            self._status,
+            scrapes=self._status.scrapes + 1,
             scrape_duration_seconds=duration,
             last_success=last_success,
-            failures=tuple(sorted(self._failures.items())),
-            last_error=None if error is None else error.detail,
-            totals=self._meter.totals(),
-            measurements=measurements,
         )
+        self._record(error)
 
-    def _measure(self, page: bytes, t: float) -> tuple[Measurement, ...] | ScrapeError:
+    def _add(self, page: bytes, t: float) -> ScrapeError | None:
         try:
             snapshot = parse(page, t=t, metric_prefix=self.target.metric_prefix)
             if t - self._measured_until > self._shortest_window:
                 # A window that spans a long outage would be an average over nothing.
                 self._meter.begin_anew()
             self._meter.add(snapshot)
-            return self._meter.measure()
         except Exception as error:  # noqa: BLE001 - what is not typed yet becomes so
             return self._typed(error)
+        return None
+
+    def _record(self, error: ScrapeError | None) -> None:
+        if error is not None:
+            self._failures[error.reason] += 1
+        self._log_change(error)
+        self._status = replace(
+            self._status,
+            up=error is None,
+            failures=tuple(sorted(self._failures.items())),
+            last_error=None if error is None else error.detail,
+        )
 
     def _typed(self, error: Exception) -> ScrapeError:
         if isinstance(error, ScrapeError):
