@@ -41,9 +41,11 @@ vllm:
 bench: $(STAMP) ## measure what the exporter costs
 	$(PYTHON) -m bench
 
-docs: $(STAMP) ## write docs/metrics.md from the code
+docs: $(STAMP) ## write what is made from the code: docs/metrics.md and the rules in alerts/
 	$(PYTHON) -m specdec_exporter.expose > docs/metrics.md.new
 	@mv docs/metrics.md.new docs/metrics.md
+	$(VENV)/bin/specdec-exporter rules > alerts/specdec.rules.yaml
+	$(VENV)/bin/specdec-exporter rules --source vllm > alerts/fleet.rules.yaml
 
 COMPILE := $(VENV)/bin/uv pip compile pyproject.toml --quiet --no-config --universal \
 	--python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command "make lock"

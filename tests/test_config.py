@@ -19,8 +19,8 @@ from specdec_exporter.config import (
     Target,
     listen_address,
     load,
-    parse_duration,
 )
+from specdec_exporter.duration import parse_duration
 
 Write = Callable[[str | bytes], Path]
 

@@ -11,10 +11,10 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as text
 from specdec_exporter.config import Settings, Target
+from specdec_exporter.duration import format_duration
 from specdec_exporter.expose import (
     FAMILIES,
     Section,
-    format_window,
     reference,
     registry,
     render,
@@ -256,4 +256,4 @@ def test_every_help_text_ends_with_its_server_series_where_there_is_one() -> Non
     ],
 )
 def test_windows_are_written_as_prometheus_does(seconds: float, text_: str) -> None:
-    assert format_window(seconds) == text_
+    assert format_duration(seconds) == text_

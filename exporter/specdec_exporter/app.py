@@ -20,7 +20,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specdec_exporter.config import ConfigError, Settings
-from specdec_exporter.expose import format_window, registry, render
+from specdec_exporter.duration import format_duration
+from specdec_exporter.expose import registry, render
 from specdec_exporter.model import ExporterStatus
 
 _HEADERS = {
@@ -85,7 +86,7 @@ def create_app(service: Service) -> FastAPI:
     templates = Environment(
         loader=PackageLoader("specdec_exporter"), autoescape=True, undefined=StrictUndefined
     )
-    templates.filters["window"] = format_window
+    templates.filters["duration"] = format_duration
     page = templates.get_template("page.html")
 
     app.add_middleware(_Guard, service=service)

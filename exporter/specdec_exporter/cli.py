@@ -17,7 +17,8 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from specdec_exporter import __version__
-from specdec_exporter.config import ConfigError, Problem, Settings, load, parse_duration
+from specdec_exporter.config import ConfigError, Problem, Settings, load
+from specdec_exporter.duration import parse_duration
 
 app = typer.Typer(
     name="specdec-exporter",
@@ -35,6 +36,20 @@ class Format(StrEnum):
 
     TABLE = "table"
     JSON = "json"
+
+
+class RuleSource(StrEnum):
+    """Whose series rules stand on."""
+
+    EXPORTER = "exporter"
+    VLLM = "vllm"
+
+
+class RuleFormat(StrEnum):
+    """How rules are printed."""
+
+    PROMETHEUS = "prometheus"
+    PROMETHEUSRULE = "prometheusrule"
 
 
 class _CannotRun(Exception):
@@ -166,6 +181,32 @@ def replay(
         return
     if not count:
         raise _CannotRun("no scrape could be used")
+
+
+@app.command()
+def rules(
+    config: Config = None,
+    source: Annotated[
+        RuleSource, typer.Option(help="Whose series the rules stand on.")
+    ] = RuleSource.EXPORTER,
+    output: Annotated[
+        RuleFormat, typer.Option("--format", help="A rule file, or a Kubernetes resource.")
+    ] = RuleFormat.PROMETHEUS,
+) -> None:
+    """Print the alerting and recording rules for Prometheus, with the thresholds in force."""
+    from specdec_exporter.promql import SOURCES, rule_file
+
+    settings = load(config)
+    window = settings.windows[0]
+    print(
+        rule_file(
+            settings,
+            SOURCES[source](settings.rules, window),
+            window,
+            kubernetes=output is RuleFormat.PROMETHEUSRULE,
+        ),
+        end="",
+    )
 
 
 @app.command()

@@ -10,7 +10,6 @@ import difflib
 import inspect
 import ipaddress
 import json
-import math
 import os
 import re
 import typing
@@ -44,39 +43,19 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning, YAMLError, YAMLStreamError
 
+from specdec_exporter.duration import parse_duration
+from specdec_exporter.thresholds import Thresholds
+
 ENV_PREFIX = "SPECDEC_"
 DEFAULT_TIMEOUT_SECONDS = 10.0
 DEFAULT_INFLATION = 13.0
 """Requests of some 150 drafts show about this much."""
 
-_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d|w))+")
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
 _LABEL_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 _PREFIX = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]*")
 # Kubernetes puts these into the pods beside a Service whose name begins with "specdec".
 _SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_\d+_(TCP|UDP|SCTP).*)?)")
-
-
-def parse_duration(value: object) -> float:
-    """Seconds of a number, or of a duration as Prometheus writes them: `5s`, `1m30s`, `500ms`.
-
-    Raises:
-        ValueError: it is neither, or not above 0.
-    """
-    if isinstance(value, str) and _DURATION.fullmatch(value.strip()):
-        seconds = sum(float(n) * _UNITS[unit] for n, unit in _DURATION_PART.findall(value))
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        try:
-            seconds = float(value)
-        except OverflowError:
-            seconds = math.inf
-    else:
-        raise ValueError(f"{value!r} is not a duration; write it like 5s, 1m30s or 500ms")
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"{seconds:g}s is not above 0 and finite")
-    return seconds
 
 
 Duration = Annotated[float, BeforeValidator(parse_duration)]
@@ -96,6 +75,16 @@ def _split(value: object) -> object:
     if isinstance(parts, list):
         return parts
     return [part for item in value.split(",") if (part := item.strip())]
+
+
+def _mapping(value: object) -> object:
+    """A string that carries a mapping, as environment variables do, as that mapping."""
+    if isinstance(value, str):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            raise ValueError("expected a mapping, written as JSON") from None
+    return value
 
 
 def _encodable(value: str) -> str:
@@ -221,6 +210,8 @@ class Settings(BaseSettings):
     """Host names, besides IP addresses and localhost, by which the exporter may be addressed."""
     admin_token: SecretStr | None = None
     """Bearer token for requests that change something; without one there are none."""
+    rules: Annotated[Thresholds, NoDecode, BeforeValidator(_mapping)] = Thresholds()
+    """Which rules are judged, and by what numbers."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @field_validator("listen")
@@ -439,11 +430,13 @@ def _message(error: Any) -> str:
         key = " ".join(str(loc[-1]).split())
         return f"{key}: {_unknown(key, _fields_at(loc[:-1]))}"
     message = _EXPECTED.get(error["type"], str(error["msg"]).removeprefix("Value error, "))
+    if error["type"] == "model_type" and loc[0] == "targets":
+        message = "expected a URL or a mapping with one"
     path = ".".join(str(part) for part in loc)
     return f"{path}: {message}" if path else message
 
 
-_EXPECTED = {"tuple_type": "expected a list", "model_type": "expected a URL or a mapping with one"}
+_EXPECTED = {"tuple_type": "expected a list", "model_type": "expected a mapping of settings"}
 """Errors that pydantic words for programmers."""
 
 
@@ -453,7 +446,7 @@ def _fields_at(loc: Sequence[str | int]) -> Iterable[str]:
     for part in loc:
         if isinstance(part, str) and part in model.model_fields:
             model = next(_models_in(model.model_fields[part].annotation), model)
-    return list(model.model_fields)
+    return [field.alias or name for name, field in model.model_fields.items()]
 
 
 def _models_in(annotation: Any) -> Iterator[Any]:

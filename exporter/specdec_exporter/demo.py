@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specdec_exporter.config import Settings, load
-from specdec_exporter.expose import format_window
+from specdec_exporter.duration import format_duration
 from specdec_exporter.log import configure
 from specdec_exporter.model import ExporterStatus, TargetStatus
 from specdec_exporter.report import COLUMNS, NO_VALUE, as_text, cells, console
@@ -116,6 +116,6 @@ def _note(target: TargetStatus) -> str:
         total = measurement.total
         return (
             f"figures of the last {total.covered_seconds:.0f} s of "
-            f"{format_window(total.window_seconds)}; ± is half of a 95 % interval"
+            f"{format_duration(total.window_seconds)}; ± is half of a 95 % interval"
         )
     return f"{target.name}: waiting for the first scrape"

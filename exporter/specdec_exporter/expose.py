@@ -17,6 +17,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from specdec_exporter.duration import format_duration
 from specdec_exporter.model import Derived, EngineTotals, ExporterStatus, TargetStatus
 
 Sample = tuple[tuple[str, ...], float | None]
@@ -91,7 +92,7 @@ def _windowed_by(
         formula=formula,
         labels=("model_name", *labels, "window"),
         samples=lambda status: (
-            ((m.total.model_name, *values, format_window(m.total.window_seconds)), value)
+            ((m.total.model_name, *values, format_duration(m.total.window_seconds)), value)
             for m in status.measurements
             for values, value in read(m.total)
         ),
@@ -100,17 +101,6 @@ def _windowed_by(
 
 def _by_position(values: Iterable[float | None]) -> Iterator[Sample]:
     return (((str(i),), value) for i, value in enumerate(values))
-
-
-def format_window(seconds: float) -> str:
-    """Seconds as Prometheus writes a duration: 300 is `5m`, 90 is `1m30s`, 0.5 is `500ms`."""
-    rest = round(seconds * 1000)
-    parts = []
-    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)):
-        count, rest = divmod(rest, size)
-        if count:
-            parts.append(f"{count}{unit}")
-    return "".join(parts) or "0s"
 
 
 _D = "vllm:spec_decode_num_drafts_total"

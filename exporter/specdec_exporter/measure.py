@@ -81,7 +81,7 @@ class Meter:
 
         derived = derive(total, assume)
         engines = (derived,) if len(windows) == 1 else tuple(derive(w, assume) for w in windows)
-        return Measurement(total=derived, engines=engines)
+        return Measurement(total=derived, engines=engines, increase=total.increase)
 
     def _remember(self, last: Window) -> None:
         """Add the last scrape interval to the past of the model at this k."""

@@ -249,6 +249,45 @@ class Measurement:
     total: Derived
     """All engines together; with one engine, that engine."""
     engines: tuple[Derived, ...]
+    increase: Counters
+    """What was counted in the window, engines together."""
+
+
+class RuleState(StrEnum):
+    """What a rule says of a target now."""
+
+    INACTIVE = "inactive"
+    PENDING = "pending"
+    """Its condition holds, but not for long enough yet."""
+    FIRING = "firing"
+    INCONCLUSIVE = "inconclusive"
+    """There is too little evidence to say anything."""
+    INAPPLICABLE = "inapplicable"
+    """It has no meaning here, such as a second position at k = 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one rule says of one model on one target, or of the target itself."""
+
+    rule: str
+    model_name: str
+    """Empty for a rule on the target itself."""
+    state: RuleState
+    since: float | None
+    """Unix seconds since which the condition holds; None unless pending or firing."""
+    severity: str
+    value: float | None
+    """What the rule looks at; of a firing rule, when its condition was last seen to hold."""
+    threshold: float | None
+    stderr: float | None
+    drafts: float | None
+    """Drafts in the window: how much evidence there is."""
+    summary: str
+    advice: str
+    """What to do about it, in plain words."""
+    inhibited_by: str | None
+    """A firing rule that says the same and more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +310,8 @@ class TargetStatus:
     totals: tuple[EngineTotals, ...]
     measurements: tuple[Measurement, ...]
     """Empty once the target has not answered for three intervals."""
+    verdicts: tuple[Verdict, ...] = ()
+    """As of the last evaluation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specdec_exporter.expose import format_window
+from specdec_exporter.duration import format_duration
 from specdec_exporter.model import Derived
 from specdec_exporter.replay import Replayed
 
@@ -111,7 +111,7 @@ def print_table(results: Iterable[Replayed]) -> int:
             as_text(row.target),
             f"{elapsed:.1f}",
             as_text(derived.engine),
-            format_window(derived.window_seconds),
+            format_duration(derived.window_seconds),
             *cells(derived),
         )
     if rows:
