@@ -21,6 +21,7 @@ from specdec_exporter.config import (
     load,
 )
 from specdec_exporter.duration import parse_duration
+from specdec_exporter.thresholds import Thresholds
 
 Write = Callable[[str | bytes], Path]
 
@@ -70,6 +71,7 @@ EACH = [
     ("variance_inflation", "2.5", "2.5", 2.5),
     ("allowed_hosts", "[a.example, b.example]", "a.example,b.example", ("a.example", "b.example")),
     ("admin_token", "hunter2", "hunter2", None),
+    ("rules", "{min_drafts: 3}", '{"min_drafts": 3}', Thresholds(min_drafts=3)),
     ("log_level", "debug", "debug", "debug"),
 ]
 
