@@ -13,6 +13,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -106,7 +107,10 @@ def exporter(target: str) -> Iterator[tuple[int, httpx.Client, float]]:
     environ.pop("PYTHONDONTWRITEBYTECODE", None)
     begin = time.monotonic()
     with (
-        subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environ) as process,
+        tempfile.TemporaryDirectory() as state,
+        subprocess.Popen(
+            command, stderr=subprocess.DEVNULL, env=environ | {"XDG_STATE_HOME": state}
+        ) as process,
         httpx.Client(base_url=f"http://{listen}", timeout=5) as client,
     ):
         try:

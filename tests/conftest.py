@@ -31,7 +31,9 @@ def in_real(item: pytest.Item) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the exporter every SPECDEC_ variable is a setting."""
+def nothing_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """To the exporter every SPECDEC_ variable is a setting, and its state is in the user's folder."""
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name in [name for name in os.environ if name.startswith("SPECDEC_")]:
         monkeypatch.delenv(name)

@@ -10,8 +10,10 @@ import asyncio
 import contextlib
 import dataclasses
 import gzip
+import json
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,12 +24,15 @@ from specdec_exporter.expose import registry, render
 from specdec_exporter.loop import Loop, Monitor
 from specdec_exporter.model import ExporterStatus, Reason, ScrapeError, TargetStatus
 from specdec_exporter.scrape import fetch
+from specdec_exporter.store import Store
+from specdec_exporter.thresholds import AcceptanceLow, DrafterBroken, Thresholds
 from structlog.testing import capture_logs
 
 from tests import pages
 from tests.hostile import Answer, Exchange, HostileServer, chunked, response
 
 INTERVAL = 5.0
+URL = "http://127.0.0.1:8000/metrics"
 
 
 def growing(exchange: Exchange) -> None:
@@ -237,6 +242,170 @@ def test_a_target_that_hangs_holds_up_no_other() -> None:
 
     with HostileServer(never_answers) as hanging, HostileServer(growing) as good, capture_logs():
         asyncio.run(run(hanging.url, good.url))
+
+
+# Rules
+
+
+def broken_page(n: int) -> bytes:
+    return pages.page(pages.counters(1000 * n, (20 * n, 0), first=10 * n, seconds=n))
+
+
+def states(status: TargetStatus) -> dict[str, str]:
+    return {verdict.rule: str(verdict.state) for verdict in status.verdicts}
+
+
+def judged_until(watched: Monitor, page: Callable[[int], bytes], begin: int, end: int) -> None:
+    """A scrape every 5 s, a look at the rules every 15 s."""
+    for i in range(begin, end + 1):
+        watched.observe(page(i + 1), t=5.0 * i, duration=0.1)
+        if i % 3 == 0:
+            watched.judge(5.0 * i)
+
+
+def test_a_broken_drafter_is_pending_and_after_its_time_fires_with_its_evidence() -> None:
+    watched = monitor()
+    judged_until(watched, broken_page, 0, 0)
+    assert states(watched.status)["drafter_broken"] == "inconclusive"
+    judged_until(watched, broken_page, 1, 24)
+    assert states(watched.status)["drafter_broken"] == "pending"
+    judged_until(watched, broken_page, 25, 27)
+    (verdict,) = [v for v in watched.status.verdicts if v.rule == "drafter_broken"]
+    assert verdict.state == "firing"
+    assert verdict.since == 15.0
+    assert verdict.value == pytest.approx(0.02)
+    assert verdict.threshold == 0.05
+    assert verdict.drafts == 27_000
+    assert verdict.stderr == pytest.approx((13 * 0.02 * 0.98 / 27_000) ** 0.5)
+    assert "-it" in verdict.advice
+    metrics = rule_metrics(watched.status)
+    assert metrics["drafter_broken"] == 1.0
+    assert metrics["position_decay"] == 0.0
+    assert "net_gain_low" not in metrics
+
+
+def rule_metrics(status: TargetStatus) -> dict[str, float]:
+    shown = ExporterStatus("0", (status,), window_label=False, last_reload_successful=True)
+    body, _ = render(registry(lambda: shown), "")
+    return {
+        s.labels["rule"]: s.value
+        for family in text_string_to_metric_families(body.decode())
+        for s in family.samples
+        if s.name == "specdec_rule_firing"
+    }
+
+
+def test_a_target_that_stops_answering_fires_after_its_time_and_one_never_seen_after_the_grace() -> (
+    None
+):
+    seen, never = monitor(), monitor()
+    seen.observe(good_page(1), t=0, duration=0.1)
+    for i in range(1, 500):
+        seen.observe(DOWN, t=5.0 * i, duration=0.1)
+        never.observe(DOWN, t=5.0 * i, duration=0.1)
+        if i % 3 == 0:
+            seen.judge(5.0 * i)
+            never.judge(5.0 * i)
+        if i == 3 + 60:
+            assert states(seen.status)["target_down"] == "firing"
+        if i == 60 + 300:
+            assert states(never.status)["target_down"] != "firing"
+    assert states(never.status)["target_down"] == "firing"
+    seen.observe(good_page(2), t=5.0 * 500, duration=0.1)
+    seen.judge(5.0 * 500)
+    assert states(seen.status)["target_down"] == "inactive"
+
+
+def test_rules_stay_as_they_were_over_a_restart_and_pending_ones_do_not_age_in_between() -> None:
+    first = monitor()
+    judged_until(first, broken_page, 0, 27)
+    assert states(first.status)["drafter_broken"] == "firing"
+    assert states(first.status)["drafter_misaligned"] == "pending"
+    saved = json.loads(json.dumps(first.saved()))
+    second = monitor()
+    second.restore(saved, pause=3600.0)
+    later = 5.0 * 27 + 3600.0
+    second.observe(broken_page(1), t=0.0, duration=0.1)
+    second.judge(later)
+    # One scrape is no evidence for or against anything.
+    assert states(second.status)["drafter_broken"] == "firing"
+    assert states(second.status)["drafter_misaligned"] == "pending"
+    (verdict,) = [v for v in second.status.verdicts if v.rule == "drafter_misaligned"]
+    assert verdict.since == 15.0 + 3600.0
+
+
+def test_state_of_another_server_under_the_same_name_is_not_taken_over() -> None:
+    first = monitor()
+    judged_until(first, broken_page, 0, 27)
+    other = Monitor(
+        Target(name="m", url="http://127.0.0.1:8001"),
+        Settings(targets=(Target(name="m", url="http://127.0.0.1:8001"),)),
+    )
+    other.restore(first.saved(), pause=0.0)
+    other.observe(good_page(1), t=0.0, duration=0.1)
+    other.judge(200.0)
+    assert "firing" not in states(other.status).values()
+
+
+@pytest.mark.parametrize("saved", ["text", [], {"url": URL}, {"url": URL, "rules": {"m": 3}}])
+def test_saved_state_of_an_unknown_form_is_left_unused_with_a_warning(saved: Any) -> None:
+    store = Store(None)
+    store.put("targets", {"m": saved})
+    store.put("judged", {"all": 0.0})
+    with capture_logs() as logs:
+        loop = Loop(Settings(targets=(Target(name="m", url=URL),)), store)
+    assert [entry["event"] for entry in logs] == ["saved state not used"]
+    assert loop.statuses()[0].name == "m"
+    store.close()
+
+
+def test_the_loop_saves_what_the_rules_came_to_and_the_next_one_goes_on_from_there(
+    tmp_path: Path,
+) -> None:
+    quick = Thresholds(
+        evaluation_interval=0.1, min_drafts=1, drafter_broken=DrafterBroken(for_=0.3, min_drafts=1)
+    )
+
+    async def until_firing(store: Store, page: Callable[[Exchange], None]) -> list[str]:
+        seen: list[str] = []
+        with HostileServer(page) as server:
+            target = Target(name="m", url=f"http://127.0.0.1:{port or server.port}/metrics")
+            loop = Loop(Settings(targets=(target,), interval=0.05, rules=quick), store)
+            running = asyncio.create_task(loop.run())
+            await until(lambda: bool(by_name(loop)["m"].verdicts))
+            seen.append(states(by_name(loop)["m"])["drafter_broken"])
+            await until(lambda: states(by_name(loop)["m"])["drafter_broken"] == "firing")
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+        return seen
+
+    port = 0
+
+    def broken(exchange: Exchange) -> None:
+        exchange.send(response(broken_page(exchange.number + 1)))
+
+    file = tmp_path / "state.db"
+    store = Store(file)
+    asyncio.run(until_firing(store, broken))
+    saved = store.documents("targets")["m"]
+    assert saved["rules"]["m"]["alerts"]["drafter_broken"]["firing"]
+    store.close()
+    # The next process meets a server that answers no more: what fired still does.
+    port = int(saved["url"].rpartition(":")[2].partition("/")[0])
+    store = Store(file)
+    assert asyncio.run(until_firing(store, broken)) == ["firing"]
+    store.close()
+
+
+def test_a_reload_changes_the_rules_and_keeps_what_fires() -> None:
+    watched = monitor()
+    judged_until(watched, broken_page, 0, 27)
+    quiet = Thresholds(acceptance_low=AcceptanceLow(enabled=False))
+    watched.reconfigure(watched.target, Settings(targets=(watched.target,), rules=quiet))
+    watched.judge(5.0 * 28)
+    assert states(watched.status)["drafter_broken"] == "firing"
+    assert "acceptance_low" not in states(watched.status)
 
 
 # One target's life

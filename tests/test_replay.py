@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from specdec_exporter.model import Reason
+from specdec_exporter.config import Settings
+from specdec_exporter.model import Reason, RuleState
 from specdec_exporter.replay import RecordingError, Rejected, Replayed, replay
+from specdec_exporter.rules import rule_table
+from specdec_exporter.thresholds import PositionDecay, Thresholds
 
 from tests.pages import CPU, H200, counters, lines, recording
 
@@ -17,18 +20,18 @@ KEYS = {
     *("num_speculative_tokens", "acceptance_ratio", "acceptance_ratio_stderr"),
     *("front_acceptance_ratio", "mean_acceptance_length", "position_acceptance_ratio"),
     *("position_conditional_acceptance_ratio", "mean_draft_length", "draft_coverage_ratio"),
-    *("tokens_per_step", "step_seconds", "tpot_seconds", "decode_concurrency"),
+    *("tokens_per_step", "step_seconds", "tpot_seconds", "decode_concurrency", "rules"),
 }
 
 
 def replayed(path: Path, *windows: float, **kwargs: Any) -> list[dict[str, Any]]:
-    results = list(replay(path, windows or (300.0,), variance_inflation=13.0, **kwargs))
+    results = list(replay(path, windows or (300.0,), Settings(), **kwargs))
     assert all(isinstance(r, Replayed) for r in results), results
     return [r.to_dict() for r in results if isinstance(r, Replayed)]
 
 
 def rejected(path: Path) -> list[Rejected]:
-    results = replay(path, (300.0,), variance_inflation=13.0)
+    results = replay(path, (300.0,), Settings())
     return [r for r in results if isinstance(r, Rejected)]
 
 
@@ -141,7 +144,7 @@ def test_a_broken_line_is_reported_by_its_place_and_the_rest_is_measured(
     tmp_path: Path, broken: str
 ) -> None:
     path = written(tmp_path / "x.jsonl", row(0, counters(0)), broken, row(10, counters(70)))
-    results = list(replay(path, (300.0,), variance_inflation=13.0))
+    results = list(replay(path, (300.0,), Settings()))
     assert str(results[1]).startswith(f"{path}:2: malformed: ")
     assert isinstance(results[2], Replayed)
     assert results[2].derived.drafts == 70
@@ -164,7 +167,7 @@ def test_a_path_that_is_no_recording_says_what_was_expected(tmp_path: Path, name
     (tmp_path / "a.txt").touch()
     (tmp_path / "folder").mkdir()
     with pytest.raises(RecordingError, match=name):
-        list(replay(tmp_path / name, (300.0,), variance_inflation=13.0))
+        list(replay(tmp_path / name, (300.0,), Settings()))
 
 
 def test_a_folder_in_place_of_a_page_is_passed_over(tmp_path: Path) -> None:
@@ -178,3 +181,30 @@ def test_an_empty_page_is_reported_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "c.prom").write_text("")
     (problem,) = rejected(tmp_path)
     assert str(problem).startswith(f"{tmp_path / 'c.prom'}: empty: ")
+
+
+def test_a_recording_is_judged_at_its_own_time() -> None:
+    settings = Settings(rules=Thresholds(position_decay=PositionDecay(for_=4.0)))
+    results = list(replay(H200 / "series_k2_pos1_collapse.jsonl", (30.0,), settings))
+    start = results[0].t  # type: ignore[union-attr]
+    states = [(r.t - start, r.rules["position_decay"]) for r in results]  # type: ignore[union-attr]
+    pending = [t for t, state in states if state is RuleState.PENDING]
+    firing = [t for t, state in states if state is RuleState.FIRING]
+    assert firing
+    assert pending
+    # The condition was seen at one scrape, and fires at the first one 4 s later.
+    assert firing[0] >= pending[0] + 4.0
+    assert max(pending) < firing[0] <= pending[0] + 4.0 + 1.5
+    assert {r.rules["drafter_broken"] for r in results} <= {  # type: ignore[union-attr]
+        RuleState.INACTIVE,
+        RuleState.INCONCLUSIVE,
+    }
+
+
+def test_each_result_has_the_state_of_every_rule() -> None:
+    names = {rule.name for rule in rule_table(Settings())}
+    for result in replayed(H200 / "series_k1.jsonl", 10.0):
+        assert set(result["rules"]) == names
+        assert result["rules"]["position_decay"] == "inapplicable"
+        assert result["rules"]["net_gain_low"] == "inapplicable"
+        assert result["rules"]["target_down"] == "inactive"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from specdec_exporter.config import Settings
 from specdec_exporter.replay import replay
 from specdec_exporter.report import milliseconds, number, percent, print_table
 
@@ -20,7 +21,7 @@ def test_a_recording_is_a_table_with_a_row_for_each_scrape(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = H200 / "series_k2_pos1_collapse.jsonl"
-    count = print_table(replay(path, (10.0,), variance_inflation=13.0))  # type: ignore[arg-type]
+    count = print_table(replay(path, (10.0,), Settings()))  # type: ignore[arg-type]
     shown = capsys.readouterr().out.splitlines()
     assert count == 13
     assert len(shown) == 13 + 2
@@ -35,7 +36,7 @@ def test_names_from_outside_are_shown_as_they_are(
     for one in rows:
         one["m"] = [line.replace('engine="0"', f'engine="{name}"') for line in one["m"]]
     path = written(tmp_path_factory.mktemp("names") / "x.jsonl", *rows)
-    print_table(replay(path, (10.0,), variance_inflation=13.0))  # type: ignore[arg-type]
+    print_table(replay(path, (10.0,), Settings()))  # type: ignore[arg-type]
     shown = capsys.readouterr().out
     assert name.replace("\x1b", "\N{REPLACEMENT CHARACTER}") in shown
     assert "\x1b" not in shown

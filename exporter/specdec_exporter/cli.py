@@ -88,7 +88,8 @@ def serve(
 
     settings = read()
     from specdec_exporter.log import configure
-    from specdec_exporter.service import Exporter, bind
+    from specdec_exporter.service import Exporter, bind, open_store
+    from specdec_exporter.store import StoreError
 
     configure(settings.log_level)
     try:
@@ -101,7 +102,12 @@ def serve(
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     print(f"specdec-exporter {__version__} on http://{shown}:{port}", file=sys.stderr, flush=True)
-    asyncio.run(Exporter(settings, read).run(listener))
+    try:
+        store = open_store(settings, port, os.environ)
+    except StoreError as error:
+        raise _CannotRun(str(error)) from error
+    asyncio.run(Exporter(settings, read, store).run(listener))
+    store.close()
 
 
 @app.command()
@@ -162,7 +168,7 @@ def replay(
             for result in measure(
                 path,
                 windows,
-                variance_inflation=settings.variance_inflation,
+                settings,
                 metric_prefix=prefixes.get(path.stem, usual),
             ):
                 if isinstance(result, Rejected):

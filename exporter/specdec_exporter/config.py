@@ -210,6 +210,8 @@ class Settings(BaseSettings):
     """Host names, besides IP addresses and localhost, by which the exporter may be addressed."""
     admin_token: SecretStr | None = None
     """Bearer token for requests that change something; without one there are none."""
+    state_file: Path | None = None
+    """SQLite file for what outlives the process; one in the user's state folder unless given."""
     rules: Annotated[Thresholds, NoDecode, BeforeValidator(_mapping)] = Thresholds()
     """Which rules are judged, and by what numbers."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

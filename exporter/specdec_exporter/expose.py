@@ -18,7 +18,13 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from specdec_exporter.duration import format_duration
-from specdec_exporter.model import Derived, EngineTotals, ExporterStatus, TargetStatus
+from specdec_exporter.model import (
+    Derived,
+    EngineTotals,
+    ExporterStatus,
+    RuleState,
+    TargetStatus,
+)
 
 Sample = tuple[tuple[str, ...], float | None]
 """Label values after `target`, and the value; None is a sample that is left out."""
@@ -299,6 +305,18 @@ FAMILIES: tuple[Family, ...] = (
         formula="k",
         labels=("model_name",),
         samples=_k,
+    ),
+    Family(
+        name="specdec_rule_firing",
+        section=Section.STATE,
+        help="Whether a rule fires; one that has no meaning here has no series.",
+        formula="",
+        labels=("model_name", "rule"),
+        samples=lambda status: (
+            ((v.model_name, v.rule), float(v.state is RuleState.FIRING))
+            for v in status.verdicts
+            if v.state is not RuleState.INAPPLICABLE
+        ),
     ),
     Family(
         name="specdec_target_info",

@@ -109,6 +109,10 @@ class Judge:
         self._started: float | None = None
         self._models: dict[str, _Model] = {}
 
+    def reconfigure(self, table: Sequence[Rule]) -> None:
+        """Judge by other rules from now on; those of the same name go on from where they are."""
+        self.table = tuple(table)
+
     def judge(
         self,
         measured: Iterable[tuple[str, Facts]],

@@ -10,17 +10,22 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import structlog
 
+from specdec_exporter import rules
 from specdec_exporter.config import Settings, Target
+from specdec_exporter.judge import Facts, Judge, facts
 from specdec_exporter.measure import Meter
 from specdec_exporter.model import Measurement, Reason, ScrapeError, TargetStatus
 from specdec_exporter.parse import parse
+from specdec_exporter.rules import rule_table
 from specdec_exporter.scrape import fetch, new_client
+from specdec_exporter.store import Store, StoreError
 
 EXPIRY_INTERVALS = 3
 """A target that has not answered for so many intervals loses its figures, but not its counters."""
@@ -34,6 +39,10 @@ class Monitor:
     def __init__(self, target: Target, settings: Settings) -> None:
         self.target = target
         self._meter = Meter(settings.windows, settings.variance_inflation)
+        self._judge = Judge(rule_table(settings), patience=settings.windows[0])
+        self._judged_window = settings.windows[0]
+        self._grace = settings.rules.target_down.grace
+        self._first_seen: float | None = None
         self._interval = settings.interval
         self._shortest_window = min(settings.windows)
         self._failures: Counter[str] = Counter()
@@ -72,6 +81,9 @@ class Monitor:
         """Go on under new settings; counters and history stay."""
         self.target = target
         self._meter.reconfigure(settings.windows, settings.variance_inflation)
+        self._judge.reconfigure(rule_table(settings))
+        self._judged_window = settings.windows[0]
+        self._grace = settings.rules.target_down.grace
         self._shortest_window = min(settings.windows)
         self._interval = settings.interval
         self._status = replace(self._status, labels=tuple(sorted(target.labels.items())))
@@ -111,6 +123,39 @@ class Monitor:
             last_success=last_success,
         )
         self._record(error)
+
+    def judge(self, unix_time: float) -> None:
+        """Evaluate the rules on what is known now."""
+        status = self.status
+        measured = [
+            (m.total.model_name, facts(m))
+            for m in status.measurements
+            if m.total.window_seconds == self._judged_window
+        ]
+        verdicts = self._judge.judge(measured, unix_time, target=self._facts(status, unix_time))
+        self._status = replace(self._status, verdicts=verdicts)
+
+    def _facts(self, status: TargetStatus, unix_time: float) -> Facts:
+        """Of the target itself; before the first scrape nothing is known of it."""
+        if not status.scrapes:
+            return {}
+        if self._first_seen is None:
+            self._first_seen = unix_time
+        expected = status.last_success is not None or unix_time - self._first_seen >= self._grace
+        return {rules.UP.name: float(status.up), rules.EXPECTED_UP.name: 1.0 if expected else None}
+
+    def saved(self) -> dict[str, Any]:
+        """What must outlive the process, as plain JSON values."""
+        return {"url": self.target.url, "rules": self._judge.to_dict()}
+
+    def restore(self, saved: Mapping[str, Any], pause: float) -> None:
+        """Go on from what an earlier process saved, `pause` seconds ago.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: it is of another form.
+        """
+        if saved["url"] == self.target.url:
+            self._judge.restore(saved["rules"], pause)
 
     def _add(self, page: bytes, t: float) -> ScrapeError | None:
         try:
@@ -160,18 +205,39 @@ class Monitor:
 
 
 class Loop:
-    """All targets, one task each.
+    """All targets, one task each, and one task that judges them.
 
     Args:
         settings: what to watch and how.
+        store: where the state is that outlives the process; in memory unless given.
         clock: gives seconds that never go back.
     """
 
-    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._clock = clock
         self._settings = settings
-        self._monitors = {t.name: Monitor(t, settings) for t in settings.targets}
+        self._store = store or Store(None)
+        self._saved: dict[str, Any] = {}
+        self._store_broken = False
+        self._monitors = {t.name: self._monitor(t, settings) for t in settings.targets}
         self._changed = asyncio.Event()
+
+    def _monitor(self, target: Target, settings: Settings) -> Monitor:
+        """A new monitor, with what an earlier process knew of the target."""
+        monitor = Monitor(target, settings)
+        try:
+            saved = self._store.get("targets", target.name)
+            last = self._store.get("judged", "all")
+            if saved is not None and last is not None:
+                monitor.restore(saved, pause=max(0.0, time.time() - float(last)))
+        except (StoreError, KeyError, TypeError, ValueError, AttributeError) as error:
+            log.warning("saved state not used", target=target.name, problem=str(error))
+        return monitor
 
     @property
     def settings(self) -> Settings:
@@ -190,13 +256,19 @@ class Loop:
         for target in settings.targets:
             monitor = old.get(target.name)
             if monitor is None or not monitor.target.same_series(target):
-                monitor = Monitor(target, settings)
+                monitor = self._monitor(target, settings)
             monitor.reconfigure(target, settings)
             self._monitors[target.name] = monitor
         self._changed.set()
 
     async def run(self) -> None:
-        """Scrape until cancelled."""
+        """Scrape and judge until cancelled; then write down what the next process goes on from."""
+        try:
+            await self._run()
+        finally:
+            self._save(self._documents(), time.time())
+
+    async def _run(self) -> None:
         while True:
             self._changed.clear()
             settings = self._settings
@@ -208,9 +280,43 @@ class Loop:
                     tasks.create_task(self._watch(monitor, settings, client, delay))
                     for monitor, delay in zip(self._monitors.values(), delays, strict=True)
                 ]
+                running.append(tasks.create_task(self._judge(settings)))
                 await self._changed.wait()
                 for task in running:
                     task.cancel()
+
+    async def _judge(self, settings: Settings) -> None:
+        while True:
+            await asyncio.sleep(settings.rules.evaluation_interval)
+            now = time.time()
+            self.judge(now)
+            # A slow disk must not hold up the scrapes.
+            await asyncio.to_thread(self._save, self._documents(), now)
+
+    def _documents(self) -> dict[str, Any]:
+        return {name: monitor.saved() for name, monitor in self._monitors.items()}
+
+    def judge(self, unix_time: float) -> None:
+        """Evaluate the rules on every target."""
+        for monitor in self._monitors.values():
+            try:
+                monitor.judge(unix_time)
+            except Exception as error:
+                log.error("cannot judge", target=monitor.target.name, exc_info=error)
+
+    def _save(self, documents: dict[str, Any], unix_time: float) -> None:
+        """Write what has changed since the last time; trouble is logged once, never raised."""
+        changed = {name: d for name, d in documents.items() if self._saved.get(name) != d}
+        try:
+            self._store.put("targets", changed)
+            self._store.put("judged", {"all": unix_time})
+        except StoreError as error:
+            if not self._store_broken:
+                log.error("state not saved", problem=str(error))
+            self._store_broken = True
+            return
+        self._store_broken = False
+        self._saved = documents
 
     async def _watch(
         self, monitor: Monitor, settings: Settings, client: httpx.AsyncBaseTransport, delay: float

@@ -8,14 +8,24 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from specdec_exporter.config import Settings
+from specdec_exporter.judge import Judge, facts
 from specdec_exporter.measure import Meter
-from specdec_exporter.model import Derived, Reason, ScrapeError
+from specdec_exporter.model import (
+    Derived,
+    Measurement,
+    Reason,
+    RuleState,
+    ScrapeError,
+    Verdict,
+)
 from specdec_exporter.parse import parse
+from specdec_exporter.rules import EXPECTED_UP, UP, rule_table
 
 
 class RecordingError(Exception):
@@ -50,6 +60,8 @@ class Replayed:
     t: float
     source: Path
     derived: Derived
+    rules: Mapping[str, RuleState]
+    """Of the model, and of the target."""
 
     @property
     def target(self) -> str:
@@ -58,18 +70,24 @@ class Replayed:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values under the names of the formulas; what has no value is None."""
-        return {"t": self.t, "target": self.target, **asdict(self.derived)}
+        return {
+            "t": self.t,
+            "target": self.target,
+            **asdict(self.derived),
+            "rules": dict(self.rules),
+        }
 
 
 def replay(
-    path: Path, windows: Sequence[float], *, variance_inflation: float, metric_prefix: str = ""
+    path: Path, windows: Sequence[float], settings: Settings, *, metric_prefix: str = ""
 ) -> Iterator[Replayed | Rejected]:
-    """Measure one recording.
+    """Measure and judge one recording.
 
     Args:
         path: a `.jsonl` file of `{"t": seconds, "m": [lines]}`, or a folder of `*.prom` pages.
-        windows: spans in seconds.
-        variance_inflation: assumed until the recording itself spans four hours.
+        windows: spans in seconds; the rules look at the first.
+        settings: the rules, and the variance inflation that is assumed until the recording itself
+            spans four hours.
         metric_prefix: as in the settings of a target.
 
     Yields:
@@ -79,7 +97,8 @@ def replay(
     Raises:
         RecordingError: there is nothing to replay at the path.
     """
-    meter = Meter(windows, variance_inflation)
+    meter = Meter(windows, settings.variance_inflation)
+    court = _Court(settings, windows[0])
     for recorded in read_recording(path):
         if isinstance(recorded, Rejected):
             yield recorded
@@ -93,12 +112,37 @@ def replay(
             )
             meter.add(snapshot)
         except ScrapeError as error:
+            court.sit((), recorded.t, up=False)
             yield Rejected(recorded.place, error)
             continue
-        for measurement in meter.measure():
+        measurements = meter.measure()
+        court.sit(measurements, recorded.t, up=True)
+        for measurement in measurements:
+            rules = court.states(measurement.total.model_name)
             several = len(measurement.engines) > 1
             for derived in (*measurement.engines, *([measurement.total] if several else [])):
-                yield Replayed(recorded.t, path, derived)
+                yield Replayed(recorded.t, path, derived, rules)
+
+
+class _Court:
+    """Judges after every recorded scrape, with its time as the time of the evaluation."""
+
+    def __init__(self, settings: Settings, window: float) -> None:
+        self._judge = Judge(rule_table(settings))
+        self._window = window
+        self._verdicts: tuple[Verdict, ...] = ()
+
+    def sit(self, measurements: Iterable[Measurement], t: float, *, up: bool) -> None:
+        measured = [
+            (m.total.model_name, facts(m))
+            for m in measurements
+            if m.total.window_seconds == self._window
+        ]
+        target = {UP.name: float(up), EXPECTED_UP.name: 1.0}
+        self._verdicts = self._judge.judge(measured, t, target=target)
+
+    def states(self, model_name: str) -> dict[str, RuleState]:
+        return {v.rule: v.state for v in self._verdicts if v.model_name in (model_name, "")}
 
 
 def read_recording(path: Path) -> Iterable[Recorded | Rejected]:

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import structlog
 import uvicorn
@@ -17,6 +18,7 @@ from specdec_exporter.config import ConfigError, Settings, listen_address
 from specdec_exporter.log import configure
 from specdec_exporter.loop import Loop
 from specdec_exporter.model import ExporterStatus
+from specdec_exporter.store import Store, StoreError
 
 log = structlog.get_logger()
 
@@ -46,11 +48,14 @@ class Exporter:
     Args:
         settings: checked settings.
         load: reads them anew; what a reload calls.
+        store: where the state is that outlives the process; in memory unless given.
     """
 
-    def __init__(self, settings: Settings, load: Callable[[], Settings]) -> None:
+    def __init__(
+        self, settings: Settings, load: Callable[[], Settings], store: Store | None = None
+    ) -> None:
         self._load = load
-        self._loop = Loop(settings)
+        self._loop = Loop(settings, store)
         self._reloaded = True
 
     @property
@@ -77,6 +82,8 @@ class Exporter:
             settings = self._load()
             if settings.listen != self.settings.listen:
                 log.warning("listen changes at the next start", listen=settings.listen)
+            if settings.state_file != self.settings.state_file:
+                log.warning("state_file changes at the next start", file=str(settings.state_file))
             if settings.log_level != self.settings.log_level:
                 configure(settings.log_level)
             self._loop.reload(settings)
@@ -122,6 +129,24 @@ class Exporter:
         await asyncio.gather(measuring, return_exceptions=True)
         for task in done:
             task.result()
+
+
+def open_store(settings: Settings, port: int, environ: Mapping[str, str]) -> Store:
+    """The file of the settings, or one of this user and port, or else memory with a warning.
+
+    Raises:
+        StoreError: the settings name a file that cannot be used.
+    """
+    if settings.state_file is not None:
+        return Store(settings.state_file)
+    # systemd gives a service a folder of its own; XDG says where a user's programs keep theirs.
+    folder = environ.get("STATE_DIRECTORY") or environ.get("XDG_STATE_HOME")
+    state = Path(folder) if folder else Path("~/.local/state").expanduser()
+    try:
+        return Store(state / "specdec-exporter" / f"{port}.db")
+    except StoreError as error:
+        log.warning("state is lost at the end; set state_file to keep it", problem=str(error))
+        return Store(None)
 
 
 def bind(listen: str) -> socket.socket:
