@@ -44,6 +44,8 @@ def monitored(
         except ScrapeError as error:
             result = error
         monitor.observe(result, t=1_700_000_000.0 + t, duration=0.002)
+        if t % settings.rules.evaluation_interval == 0:
+            monitor.judge(1_700_000_000.0 + t)
     return monitor.status
 
 
