@@ -48,12 +48,21 @@ class Fixed:
         self.settings = Settings(**settings)
         self.statuses = statuses
         self.reloads = 0
+        self.asked: list[tuple[str, str, str]] = []
 
     def status(self) -> ExporterStatus:
         return ExporterStatus("1.2.3", self.statuses, False, True)
 
     def reload(self) -> None:
         self.reloads += 1
+
+    def acknowledge_drift(self, target: str, model_name: str) -> bool:
+        self.asked.append(("acknowledge", target, model_name))
+        return target == "a"
+
+    def relearn_reference(self, target: str, model_name: str) -> bool:
+        self.asked.append(("relearn", target, model_name))
+        return target == "a"
 
 
 APPS: WeakKeyDictionary[Service, FastAPI] = WeakKeyDictionary()
@@ -407,6 +416,24 @@ def test_the_right_token_reloads(scheme: bytes, token: str) -> None:
     service = Fixed(admin_token=token)
     response = ask(service, "/-/reload", "POST", authorization=scheme + token.encode())
     assert (response.status_code, service.reloads) == (200, 1)
+
+
+@pytest.mark.parametrize("what", ["acknowledge", "relearn"])
+def test_drift_is_acknowledged_and_references_replaced_by_those_who_have_the_token(
+    what: str,
+) -> None:
+    service = Service(admin_token="hunter2")
+    path = f"/api/v1/drift/{what}?target=a&model=x/y"
+    assert ask(service, path, "POST").status_code == 401
+    assert ask(service, path, "GET", authorization="Bearer hunter2").status_code == 405
+    assert ask(Service(), path, "POST").status_code == 403
+    assert service.asked == []
+    assert ask(service, path, "POST", authorization="Bearer hunter2").status_code == 200
+    assert service.asked == [(what, "a", "x/y")]
+    unknown = ask(service, path.replace("=a", "=b"), "POST", authorization="Bearer hunter2")
+    assert unknown.status_code == 404
+    assert unknown.text.count("\n") == 1
+    assert "'b'" in unknown.text
 
 
 def test_a_get_never_reloads() -> None:

@@ -53,6 +53,12 @@ class Service(Protocol):
             ConfigError: they cannot be used; the old ones stay in force.
         """
 
+    def acknowledge_drift(self, target: str, model_name: str) -> bool:
+        """End a drift incident; False where there is none."""
+
+    def relearn_reference(self, target: str, model_name: str) -> bool:
+        """Begin a reference anew; False where nothing is watched."""
+
 
 class _Guard:
     """Refuses requests under a foreign name, and puts the security headers on every answer."""
@@ -124,6 +130,22 @@ def create_app(service: Service) -> FastAPI:
             )
         return PlainTextResponse("Reloaded.\n")
 
+    @app.post("/api/v1/drift/acknowledge")
+    async def acknowledge(request: Request, target: str = "", model: str = "") -> Response:
+        if (refusal := _refusal(request, service.settings)) is not None:
+            return refusal
+        if service.acknowledge_drift(target, model):
+            return PlainTextResponse("Acknowledged.\n")
+        return _unknown("drift incident", target, model)
+
+    @app.post("/api/v1/drift/relearn")
+    async def relearn(request: Request, target: str = "", model: str = "") -> Response:
+        if (refusal := _refusal(request, service.settings)) is not None:
+            return refusal
+        if service.relearn_reference(target, model):
+            return PlainTextResponse("The reference is taken anew.\n")
+        return _unknown("reference", target, model)
+
     @app.api_route("/api/v1/status", methods=_READ)
     async def status() -> Response:
         return JSONResponse(_plain(service.status()))
@@ -171,6 +193,14 @@ def _refusal(request: Request, settings: Settings) -> Response | None:
         "Send the admin token as `Authorization: Bearer TOKEN`.\n",
         status_code=401,
         headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def _unknown(what: str, target: str, model: str) -> Response:
+    return PlainTextResponse(
+        f"No {what} of target {target!r} and model {model!r}; "
+        "give both as ?target=NAME&model=NAME, as in /api/v1/status.\n",
+        status_code=404,
     )
 
 

@@ -133,6 +133,9 @@ def demo(
 def check_config(file: Annotated[Path, typer.Argument(help="YAML file of settings.")]) -> None:
     """Check a file of settings; exit 1 and the place of each mistake if it is wrong."""
     settings = load(file)
+    from specdec_exporter.references import check
+
+    check(settings)
     count = len(settings.targets)
     print(f"{file}: good, {count} target{'' if count == 1 else 's'}")
 
@@ -145,11 +148,15 @@ def replay(
         list[str] | None,
         typer.Option(help="Span of the figures; repeat for more.", show_default="5m"),
     ] = None,
+    reference: Annotated[
+        Path | None, typer.Option(help="File of take-reference to look for drift against.")
+    ] = None,
     output: Annotated[
         Format, typer.Option("--format", help="How to print the figures.")
     ] = Format.TABLE,
 ) -> None:
     """Measure recorded scrapes, with the recorded time as the clock."""
+    from specdec_exporter.references import UnusableReference, read_reference
     from specdec_exporter.replay import RecordingError, Rejected
     from specdec_exporter.replay import replay as measure
     from specdec_exporter.report import print_json, print_table
@@ -160,6 +167,10 @@ def replay(
     except ValueError as error:
         raise _CannotRun(f"--window: {error}") from error
     prefixes = {target.name: target.metric_prefix for target in settings.targets}
+    try:
+        frozen = None if reference is None else read_reference(reference)
+    except UnusableReference as error:
+        raise _CannotRun(str(error)) from error
     # One server in the settings is the one that was recorded; of several, the one of its name.
     usual = next(iter(prefixes.values())) if len(prefixes) == 1 else ""
 
@@ -170,6 +181,7 @@ def replay(
                 windows,
                 settings,
                 metric_prefix=prefixes.get(path.stem, usual),
+                reference=frozen,
             ):
                 if isinstance(result, Rejected):
                     print(result, file=sys.stderr)
@@ -187,6 +199,44 @@ def replay(
         return
     if not count:
         raise _CannotRun("no scrape could be used")
+
+
+@app.command()
+def take_reference(
+    path: Annotated[Path, typer.Argument(help="Recording: a .jsonl file or a page folder.")],
+    out: Annotated[Path, typer.Option(help="File to write the reference to.")],
+    begin: Annotated[str, typer.Option(help="Where in the recording the span begins.")] = "0s",
+    duration: Annotated[
+        str | None, typer.Option(help="How long the span is.", show_default="to the end")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Which model, if the recording has several.")
+    ] = None,
+    config: Config = None,
+) -> None:
+    """Freeze the acceptance of a recorded span, to be compared with from now on."""
+    from specdec_exporter.duration import parse_duration_or_zero
+    from specdec_exporter.references import UnusableReference, write_reference
+    from specdec_exporter.replay import RecordingError, take_reference
+
+    settings = load(config)
+    try:
+        reference = take_reference(
+            path,
+            begin=parse_duration_or_zero(begin),
+            duration=None if duration is None else parse_duration(duration),
+            model_name=model,
+            variance_inflation=settings.variance_inflation,
+        )
+        write_reference(out, reference)
+    except (RecordingError, UnusableReference, ValueError) as error:
+        raise _CannotRun(str(error)) from error
+    positions = " ".join(f"{100 * p:.1f}" for p in reference.position_acceptance_ratio)
+    print(
+        f"{out}: {reference.fingerprint.model_name}, k = "
+        f"{reference.fingerprint.num_speculative_tokens}, positions {positions} %, "
+        f"{reference.drafts:.0f} drafts in {reference.span_seconds:.0f} s"
+    )
 
 
 @app.command()

@@ -16,6 +16,7 @@ import typing
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import SplitResult, urlsplit, urlunsplit
@@ -44,7 +45,7 @@ from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning, YAMLError, YAMLStreamError
 
 from specdec_exporter.duration import parse_duration
-from specdec_exporter.thresholds import Thresholds
+from specdec_exporter.thresholds import Ratio, Thresholds
 
 ENV_PREFIX = "SPECDEC_"
 DEFAULT_TIMEOUT_SECONDS = 10.0
@@ -112,6 +113,24 @@ class Target(BaseModel):
     """What a proxy puts in front of each of the server's names, such as `ray_`."""
     labels: dict[str, Text] = Field(default_factory=dict)
     """Labels of your own, shown on `specdec_target_info`."""
+
+    revision: Text = ""
+    """Of the drafter or the images, as you count them; a new one has a reference of its own."""
+    reference: tuple[Ratio, ...] | Path | None = None
+    """Acceptance to compare with, by position, or a file of `take-reference`; learned if none."""
+
+    @field_validator("reference", mode="before")
+    @classmethod
+    def _reference(cls, value: object) -> object:
+        if isinstance(value, list | tuple):
+            numbers = all(isinstance(p, int | float) and not isinstance(p, bool) for p in value)
+            falling = numbers and all(1 >= a >= b >= 0 for a, b in pairwise((1, *value)))
+            if not value or not falling or not value[0]:
+                raise ValueError("expected ratios in 0..1 that do not increase, like [0.47, 0.24]")
+            return tuple(map(float, value))
+        if value is None or isinstance(value, Path) or (isinstance(value, str) and value):
+            return value if value is None else Path(str(value))
+        raise ValueError("expected ratios by position, like [0.47, 0.24], or a file")
 
     @model_validator(mode="before")
     @classmethod

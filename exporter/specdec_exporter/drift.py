@@ -244,7 +244,9 @@ class Learner:
         seconds, total = self.seconds, sum(drafts)
         ratios = tuple(sum(a) / total for a in zip(*(one.accepted for one in bins), strict=True))
         days = (bins[-1].index - bins[0].index) * _BIN_SECONDS / DAY_SECONDS
-        waves = [_waves((b.index + 0.5) * _BIN_SECONDS) for b in bins] if days >= _CYCLE_DAYS else []
+        waves = (
+            [_waves((b.index + 0.5) * _BIN_SECONDS) for b in bins] if days >= _CYCLE_DAYS else []
+        )
         sums = [sum(one.accepted) for one in bins], [one.accepted[0] for one in bins]
         (accepted_cycle, accepted), (first_cycle, first) = (
             _fit(drafts, counts, waves, self._variance_inflation * variance)

@@ -307,6 +307,26 @@ FAMILIES: tuple[Family, ...] = (
         samples=_k,
     ),
     Family(
+        name="specdec_drift_score",
+        section=Section.STATE,
+        help="How full the fullest drift chart is; 1 is drift, and stays until acknowledged.",
+        formula="max S / h",
+        labels=("model_name",),
+        samples=lambda status: (((d.model_name,), d.score) for d in status.drift),
+    ),
+    Family(
+        name="specdec_reference_position_acceptance_ratio",
+        section=Section.STATE,
+        help=f"Acceptance of a position in the frozen reference. {_AI} / {_D}",
+        formula="A_i / D",
+        labels=("model_name", "position"),
+        samples=lambda status: (
+            ((d.model_name, str(i)), p)
+            for d in status.drift
+            for i, p in enumerate(d.reference_position_acceptance_ratio)
+        ),
+    ),
+    Family(
         name="specdec_rule_firing",
         section=Section.STATE,
         help="Whether a rule fires; one that has no meaning here has no series.",

@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,16 +19,22 @@ import structlog
 
 from specdec_exporter import rules
 from specdec_exporter.config import Settings, Target
+from specdec_exporter.drift import Fingerprint
 from specdec_exporter.judge import Facts, Judge, facts
-from specdec_exporter.measure import Meter
+from specdec_exporter.measure import Drafted, Meter
 from specdec_exporter.model import Measurement, Reason, ScrapeError, TargetStatus
 from specdec_exporter.parse import parse
+from specdec_exporter.references import check, configure
 from specdec_exporter.rules import rule_table
 from specdec_exporter.scrape import fetch, new_client
 from specdec_exporter.store import Store, StoreError
+from specdec_exporter.watch import DriftWatch, reference_front
 
 EXPIRY_INTERVALS = 3
 """A target that has not answered for so many intervals loses its figures, but not its counters."""
+
+LEARNED_SECONDS = 300.0
+"""Time between two writes of what is being learned."""
 
 log = structlog.get_logger()
 
@@ -39,6 +45,9 @@ class Monitor:
     def __init__(self, target: Target, settings: Settings) -> None:
         self.target = target
         self._meter = Meter(settings.windows, settings.variance_inflation)
+        self._watch = _drift_watch(target, settings)
+        self.engine_version: str | None = ""
+        """As the server says it; empty where it does not, None while it has not been asked."""
         self._judge = Judge(rule_table(settings), patience=settings.windows[0])
         self._judged_window = settings.windows[0]
         self._grace = settings.rules.target_down.grace
@@ -75,13 +84,21 @@ class Monitor:
             except Exception as error:  # noqa: BLE001 - one target's trouble is its own
                 self._measurements = ()
                 self._record(self._typed(error))
-        return replace(self._status, totals=self._meter.totals(), measurements=self._measurements)
+        return replace(
+            self._status,
+            totals=self._meter.totals(),
+            measurements=self._measurements,
+            drift=self._watch.statuses(),
+        )
 
     def reconfigure(self, target: Target, settings: Settings) -> None:
         """Go on under new settings; counters and history stay."""
         self.target = target
         self._meter.reconfigure(settings.windows, settings.variance_inflation)
         self._judge.reconfigure(rule_table(settings))
+        before = self._watch.to_dict(learners=True)
+        self._watch = _drift_watch(target, settings)
+        self._watch.restore(before, before)
         self._judged_window = settings.windows[0]
         self._grace = settings.rules.target_down.grace
         self._shortest_window = min(settings.windows)
@@ -107,12 +124,15 @@ class Monitor:
             duration: of the scrape, seconds.
             unix_time: of the scrape, for people to read; `t` unless given.
         """
-        error = self._add(result, t) if isinstance(result, bytes) else self._typed(result)
+        unix_time = t if unix_time is None else unix_time
+        error = (
+            self._add(result, t, unix_time) if isinstance(result, bytes) else self._typed(result)
+        )
         last_success = self._status.last_success
         if error is None:
             self._measured_until = t
             self._measurements = None
-            last_success = t if unix_time is None else unix_time
+            last_success = unix_time
         # Half an interval early, since a scrape may be a little early or late.
         elif t - self._measured_until > (EXPIRY_INTERVALS - 0.5) * self._interval:
             self._measurements = ()
@@ -127,8 +147,17 @@ class Monitor:
     def judge(self, unix_time: float) -> None:
         """Evaluate the rules on what is known now."""
         status = self.status
+        drift = {
+            one.model_name: {
+                rules.DRIFT_SCORE.name: one.score,
+                rules.REFERENCE_FRONT.name: reference_front(
+                    one.reference_position_acceptance_ratio
+                ),
+            }
+            for one in status.drift
+        }
         measured = [
-            (m.total.model_name, facts(m))
+            (m.total.model_name, facts(m) | drift.get(m.total.model_name, {}))
             for m in status.measurements
             if m.total.window_seconds == self._judged_window
         ]
@@ -146,9 +175,19 @@ class Monitor:
 
     def saved(self) -> dict[str, Any]:
         """What must outlive the process, as plain JSON values."""
-        return {"url": self.target.url, "rules": self._judge.to_dict()}
+        return {
+            "url": self.target.url,
+            "rules": self._judge.to_dict(),
+            "drift": self._watch.to_dict(learners=False),
+        }
 
-    def restore(self, saved: Mapping[str, Any], pause: float) -> None:
+    def learned(self) -> dict[str, Any]:
+        """What is being learned: large, slow to change, and worth to be kept now and then."""
+        return {"url": self.target.url, "drift": self._watch.to_dict(learners=True)}
+
+    def restore(
+        self, saved: Mapping[str, Any], learned: Mapping[str, Any] | None, pause: float
+    ) -> None:
         """Go on from what an earlier process saved, `pause` seconds ago.
 
         Raises:
@@ -156,17 +195,35 @@ class Monitor:
         """
         if saved["url"] == self.target.url:
             self._judge.restore(saved["rules"], pause)
+            same = learned is not None and learned["url"] == self.target.url
+            self._watch.restore(saved["drift"], learned["drift"] if learned and same else None)
 
-    def _add(self, page: bytes, t: float) -> ScrapeError | None:
+    def acknowledge_drift(self, model_name: str) -> bool:
+        """End a model's drift incident; False where there is none."""
+        return self._watch.acknowledge(model_name)
+
+    def relearn_reference(self, model_name: str) -> bool:
+        """Begin a model's reference anew; False where nothing is watched."""
+        return self._watch.relearn(model_name)
+
+    def _add(self, page: bytes, t: float, unix_time: float) -> ScrapeError | None:
         try:
             snapshot = parse(page, t=t, metric_prefix=self.target.metric_prefix)
             if t - self._measured_until > self._shortest_window:
                 # A window that spans a long outage would be an average over nothing.
                 self._meter.begin_anew()
-            self._meter.add(snapshot)
+            self._compare(self._meter.add(snapshot), unix_time)
         except Exception as error:  # noqa: BLE001 - what is not typed yet becomes so
             return self._typed(error)
         return None
+
+    def _compare(self, drafted: Iterable[Drafted], unix_time: float) -> None:
+        """Show the drift watch what was drafted; of an unknown version it would learn the wrong."""
+        if self.engine_version is None:
+            return
+        for model_name, k, interval in drafted:
+            fingerprint = Fingerprint(model_name, k, self.engine_version, self.target.revision)
+            self._watch.add(unix_time, fingerprint, interval)
 
     def _record(self, error: ScrapeError | None) -> None:
         if error is not None:
@@ -204,6 +261,14 @@ class Monitor:
             )
 
 
+def _drift_watch(target: Target, settings: Settings) -> DriftWatch:
+    return DriftWatch(
+        settings.variance_inflation,
+        settings.rules.drafter_drift.false_alarms_per_month,
+        configure(target, settings.variance_inflation),
+    )
+
+
 class Loop:
     """All targets, one task each, and one task that judges them.
 
@@ -224,6 +289,7 @@ class Loop:
         self._store = store or Store(None)
         self._saved: dict[str, Any] = {}
         self._store_broken = False
+        self._learned_at = time.time()
         self._monitors = {t.name: self._monitor(t, settings) for t in settings.targets}
         self._changed = asyncio.Event()
 
@@ -233,8 +299,9 @@ class Loop:
         try:
             saved = self._store.get("targets", target.name)
             last = self._store.get("judged", "all")
+            learned = self._store.get("learned", target.name)
             if saved is not None and last is not None:
-                monitor.restore(saved, pause=max(0.0, time.time() - float(last)))
+                monitor.restore(saved, learned, pause=max(0.0, time.time() - float(last)))
         except (StoreError, KeyError, TypeError, ValueError, AttributeError) as error:
             log.warning("saved state not used", target=target.name, problem=str(error))
         return monitor
@@ -249,7 +316,12 @@ class Loop:
         return tuple(monitor.status for monitor in self._monitors.values())
 
     def reload(self, settings: Settings) -> None:
-        """Put new settings in force; a target that stays as it was keeps what it has counted."""
+        """Put new settings in force; a target that stays as it was keeps what it has counted.
+
+        Raises:
+            ConfigError: a reference that they name cannot be used; the old ones stay in force.
+        """
+        check(settings)
         old = self._monitors
         self._settings = settings
         self._monitors = {}
@@ -261,12 +333,22 @@ class Loop:
             self._monitors[target.name] = monitor
         self._changed.set()
 
+    def acknowledge_drift(self, target: str, model_name: str) -> bool:
+        """End a drift incident; False where there is none."""
+        monitor = self._monitors.get(target)
+        return monitor is not None and monitor.acknowledge_drift(model_name)
+
+    def relearn_reference(self, target: str, model_name: str) -> bool:
+        """Begin a reference anew; False where nothing is watched."""
+        monitor = self._monitors.get(target)
+        return monitor is not None and monitor.relearn_reference(model_name)
+
     async def run(self) -> None:
         """Scrape and judge until cancelled; then write down what the next process goes on from."""
         try:
             await self._run()
         finally:
-            self._save(self._documents(), time.time())
+            self._save(self._documents(), self._learned(), time.time())
 
     async def _run(self) -> None:
         while True:
@@ -291,10 +373,16 @@ class Loop:
             now = time.time()
             self.judge(now)
             # A slow disk must not hold up the scrapes.
-            await asyncio.to_thread(self._save, self._documents(), now)
+            due = now >= self._learned_at + LEARNED_SECONDS
+            self._learned_at = now if due else self._learned_at
+            learned = self._learned() if due else {}
+            await asyncio.to_thread(self._save, self._documents(), learned, now)
 
     def _documents(self) -> dict[str, Any]:
         return {name: monitor.saved() for name, monitor in self._monitors.items()}
+
+    def _learned(self) -> dict[str, Any]:
+        return {name: monitor.learned() for name, monitor in self._monitors.items()}
 
     def judge(self, unix_time: float) -> None:
         """Evaluate the rules on every target."""
@@ -304,11 +392,12 @@ class Loop:
             except Exception as error:
                 log.error("cannot judge", target=monitor.target.name, exc_info=error)
 
-    def _save(self, documents: dict[str, Any], unix_time: float) -> None:
+    def _save(self, documents: dict[str, Any], learned: dict[str, Any], unix_time: float) -> None:
         """Write what has changed since the last time; trouble is logged once, never raised."""
         changed = {name: d for name, d in documents.items() if self._saved.get(name) != d}
         try:
             self._store.put("targets", changed)
+            self._store.put("learned", learned)
             self._store.put("judged", {"all": unix_time})
         except StoreError as error:
             if not self._store_broken:

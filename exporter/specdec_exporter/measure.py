@@ -7,6 +7,7 @@ I/O and reads no clock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from specdec_exporter.derive import derive
 from specdec_exporter.model import (
@@ -16,11 +17,19 @@ from specdec_exporter.model import (
     Snapshot,
     Window,
 )
-from specdec_exporter.uncertainty import DispersionReference, Span, active_intervals
+from specdec_exporter.uncertainty import DispersionReference, Interval, Span, active_intervals
 from specdec_exporter.window import History, combine
 
 MOST_REFERENCES = 16
 """Pairs of model and k whose past is kept; the longest unused goes first."""
+
+
+class Drafted(NamedTuple):
+    """What one model drafted between two scrapes."""
+
+    model_name: str
+    num_speculative_tokens: int
+    interval: Interval
 
 
 class Meter:
@@ -42,15 +51,18 @@ class Meter:
         self._default = Overdispersion("default", variance_inflation)
         self._history.max_age = max(self._windows)
 
-    def add(self, snapshot: Snapshot) -> None:
+    def add(self, snapshot: Snapshot) -> tuple[Drafted, ...]:
         """Take in one snapshot.
+
+        Returns:
+            What each model drafted in the scrape interval that ends with it, engines together.
 
         Raises:
             ScrapeError: it contradicts the last one; nothing was changed.
         """
         self._history.add(snapshot)
-        for windows in _by_model(self._history.last_interval()):
-            self._remember(combine(windows))
+        models = _by_model(self._history.last_interval())
+        return tuple(self._remember(combine(windows)) for windows in models)
 
     def begin_anew(self) -> None:
         """Begin all windows anew, as after a time without scrapes; totals stay."""
@@ -83,15 +95,18 @@ class Meter:
         engines = (derived,) if len(windows) == 1 else tuple(derive(w, assume) for w in windows)
         return Measurement(total=derived, engines=engines, increase=total.increase)
 
-    def _remember(self, last: Window) -> None:
+    def _remember(self, last: Window) -> Drafted:
         """Add the last scrape interval to the past of the model at this k."""
         key = last.model_name, last.num_speculative_tokens
         reference = self._references.pop(key, None) or DispersionReference()
         self._references[key] = reference
         if len(self._references) > MOST_REFERENCES:
             del self._references[next(iter(self._references))]
-        for interval in active_intervals(last):
+        intervals = active_intervals(last)
+        for interval in intervals:
             reference.add(interval)
+        drafted = intervals[-1] if intervals else Interval(last.covered_seconds, 0.0, ())
+        return Drafted(*key, drafted)
 
 
 def _by_model(windows: Iterable[Window]) -> tuple[tuple[Window, ...], ...]:

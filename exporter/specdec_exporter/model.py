@@ -291,6 +291,40 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class DriftIncident:
+    """A drift that was found. Times are unix seconds, lengths tokens, the target's own included."""
+
+    since: float
+    detected_at: float
+    shape: str
+    """`front`: the first token is accepted less often; `tail`: what follows it is; or `even`."""
+    expected_mean_acceptance_length: float
+    observed_mean_acceptance_length: float
+    expected_positions: tuple[float, ...]
+    observed_positions: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DriftStatus:
+    """What one model's acceptance is compared with, and what came of it."""
+
+    model_name: str
+    num_speculative_tokens: int
+    engine_version: str
+    revision: str
+    learned_seconds: float | None
+    """Time with drafts that a reference is being learned from; None once it is frozen."""
+    reference_source: str | None
+    """`configured`, `learned` or `recorded`; None while there is none."""
+    reference_taken_at: float | None
+    """Unix seconds."""
+    reference_position_acceptance_ratio: tuple[float, ...]
+    score: float | None
+    """1 and above is drift, and stays so until it is acknowledged; None without a reference."""
+    incident: DriftIncident | None
+
+
+@dataclass(frozen=True, slots=True)
 class TargetStatus:
     """All that is known of one target after a scrape of it; what is served reads this alone."""
 
@@ -312,6 +346,7 @@ class TargetStatus:
     """Empty once the target has not answered for three intervals."""
     verdicts: tuple[Verdict, ...] = ()
     """As of the last evaluation."""
+    drift: tuple[DriftStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from specdec_exporter.config import Settings
+from specdec_exporter.drift import Detector, Fingerprint, Reference, reference_from
 from specdec_exporter.judge import Judge, facts
-from specdec_exporter.measure import Meter
+from specdec_exporter.measure import Drafted, Meter
 from specdec_exporter.model import (
     Derived,
     Measurement,
@@ -25,7 +26,11 @@ from specdec_exporter.model import (
     Verdict,
 )
 from specdec_exporter.parse import parse
-from specdec_exporter.rules import EXPECTED_UP, UP, rule_table
+from specdec_exporter.references import holds_for
+from specdec_exporter.rules import DRIFT_SCORE, EXPECTED_UP, REFERENCE_FRONT, UP, rule_table
+from specdec_exporter.uncertainty import Interval
+from specdec_exporter.watch import reference_front
+from specdec_exporter.window import EDGE_TOLERANCE_SECONDS
 
 
 class RecordingError(Exception):
@@ -79,7 +84,12 @@ class Replayed:
 
 
 def replay(
-    path: Path, windows: Sequence[float], settings: Settings, *, metric_prefix: str = ""
+    path: Path,
+    windows: Sequence[float],
+    settings: Settings,
+    *,
+    metric_prefix: str = "",
+    reference: Reference | None = None,
 ) -> Iterator[Replayed | Rejected]:
     """Measure and judge one recording.
 
@@ -89,6 +99,7 @@ def replay(
         settings: the rules, and the variance inflation that is assumed until the recording itself
             spans four hours.
         metric_prefix: as in the settings of a target.
+        reference: what to look for drift against; without one there is no drift.
 
     Yields:
         For each scrape in time order, each window and each engine one result, and for several
@@ -98,7 +109,7 @@ def replay(
         RecordingError: there is nothing to replay at the path.
     """
     meter = Meter(windows, settings.variance_inflation)
-    court = _Court(settings, windows[0])
+    court = _Court(settings, windows[0], reference)
     for recorded in read_recording(path):
         if isinstance(recorded, Rejected):
             yield recorded
@@ -110,7 +121,7 @@ def replay(
                 metric_prefix=metric_prefix,
                 excerpt=recorded.excerpt,
             )
-            meter.add(snapshot)
+            court.hear(meter.add(snapshot), recorded.t)
         except ScrapeError as error:
             court.sit((), recorded.t, up=False)
             yield Rejected(recorded.place, error)
@@ -124,22 +135,101 @@ def replay(
                 yield Replayed(recorded.t, path, derived, rules)
 
 
+def take_reference(
+    path: Path,
+    *,
+    begin: float,
+    duration: float | None,
+    model_name: str | None,
+    variance_inflation: float,
+) -> Reference:
+    """The acceptance of a recorded span, as a reference to compare later ones with.
+
+    Args:
+        path: as for `replay`.
+        begin: of the span, seconds after the first scrape.
+        duration: of the span, seconds; None is to the end.
+        model_name: which of several models; None where there is one.
+        variance_inflation: assumed of a span that is too short to show its own.
+
+    Raises:
+        RecordingError: there is nothing to replay at the path, or nothing was drafted in the span.
+    """
+    meter = Meter((300.0,), variance_inflation)
+    heard: dict[tuple[str, int], list[tuple[float, Interval]]] = {}
+    start = None
+    for recorded in read_recording(path):
+        if isinstance(recorded, Rejected):
+            continue
+        start = recorded.t if start is None else start
+        since = recorded.t - start
+        try:
+            drafted = meter.add(parse(recorded.page, t=recorded.t, excerpt=recorded.excerpt))
+        except ScrapeError:
+            continue
+        # An interval belongs to the span when all of it does.
+        for model, k, interval in drafted:
+            inside = since - interval.seconds >= begin - EDGE_TOLERANCE_SECONDS
+            inside = inside and (duration is None or since <= begin + duration)
+            if inside and model_name in (None, model) and interval.drafts > 0:
+                heard.setdefault((model, k), []).append((recorded.t, interval))
+    if not heard:
+        raise RecordingError(f"{path}: nothing was drafted in this span")
+    if len(heard) > 1:
+        found = ", ".join(f"{model} at k = {k}" for model, k in heard)
+        raise RecordingError(f"{path}: the span has {found}; choose a --model or a shorter span")
+    (((model, k), intervals),) = heard.items()
+    try:
+        return reference_from(
+            intervals,
+            Fingerprint(model, k),
+            source="recorded",
+            taken_at=intervals[-1][0],
+            variance_inflation=variance_inflation,
+        )
+    except ValueError as error:
+        raise RecordingError(f"{path}: {error}") from error
+
+
 class _Court:
     """Judges after every recorded scrape, with its time as the time of the evaluation."""
 
-    def __init__(self, settings: Settings, window: float) -> None:
+    def __init__(self, settings: Settings, window: float, reference: Reference | None) -> None:
         self._judge = Judge(rule_table(settings))
+        self._detectors: dict[str, Detector] = {}
+        self._reference = reference
+        self._budget = settings.rules.drafter_drift.false_alarms_per_month
         self._window = window
         self._verdicts: tuple[Verdict, ...] = ()
 
+    def hear(self, drafted: Iterable[Drafted], t: float) -> None:
+        for model_name, k, interval in drafted:
+            fingerprint = Fingerprint(model_name, k)
+            if self._reference is None or not holds_for(self._reference, fingerprint):
+                self._detectors.pop(model_name, None)
+                continue
+            if model_name not in self._detectors:
+                self._detectors[model_name] = Detector(self._reference, self._budget)
+            self._detectors[model_name].add(t, interval)
+
     def sit(self, measurements: Iterable[Measurement], t: float, *, up: bool) -> None:
         measured = [
-            (m.total.model_name, facts(m))
+            (m.total.model_name, facts(m) | self._drift(m.total.model_name))
             for m in measurements
             if m.total.window_seconds == self._window
         ]
         target = {UP.name: float(up), EXPECTED_UP.name: 1.0}
         self._verdicts = self._judge.judge(measured, t, target=target)
+
+    def _drift(self, model_name: str) -> dict[str, float | None]:
+        detector = self._detectors.get(model_name)
+        if detector is None:
+            return {}
+        positions = detector.reference.position_acceptance_ratio
+        return {
+            DRIFT_SCORE.name: detector.score,
+            REFERENCE_FRONT.name: reference_front(positions),
+        }
 
     def states(self, model_name: str) -> dict[str, RuleState]:
         return {v.rule: v.state for v in self._verdicts if v.model_name in (model_name, "")}

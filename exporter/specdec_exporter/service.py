@@ -95,6 +95,16 @@ class Exporter:
         self._reloaded = True
         log.info("reloaded", targets=len(settings.targets))
 
+    def acknowledge_drift(self, target: str, model_name: str) -> bool:
+        """End a drift incident; False where there is none."""
+        log.info("drift acknowledged", target=target, model=model_name)
+        return self._loop.acknowledge_drift(target, model_name)
+
+    def relearn_reference(self, target: str, model_name: str) -> bool:
+        """Begin a reference anew; False where nothing is watched."""
+        log.info("reference to be learned anew", target=target, model=model_name)
+        return self._loop.relearn_reference(target, model_name)
+
     def _reload_on_signal(self) -> None:
         try:
             self.reload()

@@ -89,6 +89,7 @@ class DrafterDrift(_Section):
 
     enabled: bool = True
     for_: Wait = Field(default=0.0, alias="for")
+    false_alarms_per_month: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 0.5
 
 
 class AcceptanceSuspicious(_Section):
