@@ -422,11 +422,11 @@ def test_the_right_token_reloads(scheme: bytes, token: str) -> None:
 def test_drift_is_acknowledged_and_references_replaced_by_those_who_have_the_token(
     what: str,
 ) -> None:
-    service = Service(admin_token="hunter2")
+    service = Fixed(admin_token="hunter2")
     path = f"/api/v1/drift/{what}?target=a&model=x/y"
     assert ask(service, path, "POST").status_code == 401
     assert ask(service, path, "GET", authorization="Bearer hunter2").status_code == 405
-    assert ask(Service(), path, "POST").status_code == 403
+    assert ask(Fixed(), path, "POST").status_code == 403
     assert service.asked == []
     assert ask(service, path, "POST", authorization="Bearer hunter2").status_code == 200
     assert service.asked == [(what, "a", "x/y")]
