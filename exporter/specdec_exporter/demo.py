@@ -14,7 +14,7 @@ from rich.text import Text
 from specdec_exporter.config import Settings, load
 from specdec_exporter.duration import format_duration
 from specdec_exporter.log import configure
-from specdec_exporter.model import ExporterStatus, TargetStatus
+from specdec_exporter.model import ExporterStatus, RuleState, TargetStatus
 from specdec_exporter.report import COLUMNS, NO_VALUE, as_text, cells, console
 from specdec_exporter.service import Exporter, bind
 from specdec_exporter.simulator import SCENARIOS, SimulatorServer
@@ -106,6 +106,11 @@ def _table(status: ExporterStatus) -> Group:
             figures = cells(measurement.total) if measurement else (NO_VALUE,) * len(COLUMNS)
             table.add_row(as_text(target.name), up, *figures)
         notes.append(_note(target))
+        notes += [
+            f"{v.rule} {v.state}: {v.summary}"
+            for v in target.verdicts
+            if v.state in (RuleState.PENDING, RuleState.FIRING) and v.inhibited_by is None
+        ]
     return Group(table, Text("\n".join(notes), "dim"))
 
 
