@@ -71,6 +71,14 @@ class Counters:
     first_tokens: float | None = None
     decode_seconds: float | None = None
     decode_steps: float | None = None
+    prompt_tokens: float | None = None
+    cached_prompt_tokens: float | None = None
+    """Of the prompt tokens those that a cache had, so that they were not computed."""
+    engine_steps: float | None = None
+    """Steps of the engine, each for all requests in it; none pass while it is idle."""
+    preemptions: float | None = None
+    failed_requests: float | None = None
+    """Requests that ended by an error or were aborted."""
 
     def __add__(self, other: Counters) -> Counters:
         """Sum of two; absent in one is absent in the sum, positions are padded with 0."""
@@ -103,6 +111,11 @@ class Counters:
 
 SCALARS = tuple(f.name for f in fields(Counters) if f.name != "accepted_per_position")
 """The names of the counters that are one number each."""
+
+CIRCUMSTANCES = (
+    "prompt_tokens", "cached_prompt_tokens", "engine_steps", "preemptions", "failed_requests",
+)  # fmt: skip
+"""Of these, the ones that no figure needs: where one is not known, a check is left out."""
 
 
 @dataclass(frozen=True, slots=True)
