@@ -67,6 +67,14 @@ class Meter:
             for windows in _by_model(self._history.windows(seconds))
         )
 
+    def windows(self) -> tuple[tuple[Window, ...], ...]:
+        """What each measurement was made of, in the same order: its total, then its engines."""
+        return tuple(
+            windows if len(windows) == 1 else (combine(windows), *windows)
+            for seconds in self._windows
+            for windows in _by_model(self._history.windows(seconds))
+        )
+
     def totals(self) -> tuple[EngineTotals, ...]:
         """Counters since the first snapshot, for each model and engine ever seen."""
         return self._history.totals()

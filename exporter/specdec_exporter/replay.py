@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from specdec_exporter.baseline import Baseline, BaselineError, Gain, choose, net_gain
 from specdec_exporter.measure import Meter
 from specdec_exporter.model import Derived, Reason, ScrapeError
 from specdec_exporter.parse import parse
@@ -50,6 +51,10 @@ class Replayed:
     t: float
     source: Path
     derived: Derived
+    gain: Gain | None = None
+    """Against the baseline; None without one, or where it was refused."""
+    refused: str = ""
+    """Why the baseline is not of this model, in words."""
 
     @property
     def target(self) -> str:
@@ -58,11 +63,31 @@ class Replayed:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values under the names of the formulas; what has no value is None."""
-        return {"t": self.t, "target": self.target, **asdict(self.derived)}
+        plain = {"t": self.t, "target": self.target, **asdict(self.derived)}
+        if self.gain is None and not self.refused:
+            return plain
+        gain = self.gain
+        return plain | {
+            "tpot_gain_ratio": gain and gain.tpot_gain_ratio,
+            "tpot_gain_ratio_stderr": gain and gain.tpot_gain_ratio_stderr,
+            "tpot_gain_throughput_ratio": gain and gain.tpot_gain_throughput_ratio,
+            "tpot_gain_throughput_ratio_stderr": gain and gain.tpot_gain_throughput_ratio_stderr,
+            "break_even_length": gain and gain.break_even_length,
+            "baseline_tpot_seconds": gain and gain.baseline_tpot_seconds,
+            "baseline_covered": gain is not None and gain.covered,
+            "baseline_source": gain and gain.source,
+            "gain_inconclusive": gain is not None and gain.inconclusive,
+            "gain_reason": gain.reason if gain else self.refused,
+        }
 
 
 def replay(
-    path: Path, windows: Sequence[float], *, variance_inflation: float, metric_prefix: str = ""
+    path: Path,
+    windows: Sequence[float],
+    *,
+    variance_inflation: float,
+    metric_prefix: str = "",
+    baseline: Baseline | None = None,
 ) -> Iterator[Replayed | Rejected]:
     """Measure one recording.
 
@@ -71,6 +96,7 @@ def replay(
         windows: spans in seconds.
         variance_inflation: assumed until the recording itself spans four hours.
         metric_prefix: as in the settings of a target.
+        baseline: to take the gain against. A recording does not tell its engine's version.
 
     Yields:
         For each scrape in time order, each window and each engine one result, and for several
@@ -95,10 +121,30 @@ def replay(
         except ScrapeError as error:
             yield Rejected(recorded.place, error)
             continue
-        for measurement in meter.measure():
-            several = len(measurement.engines) > 1
-            for derived in (*measurement.engines, *([measurement.total] if several else [])):
-                yield Replayed(recorded.t, path, derived)
+        candidates = () if baseline is None else (baseline,)
+        for measurement, measured in zip(meter.measure(), meter.windows(), strict=True):
+            total, *engines = measured
+            pairs = list(zip(measurement.engines, engines or measured, strict=True))
+            if engines:
+                pairs.append((measurement.total, total))
+            chosen, refused = choose(candidates, total.model_name, "", recorded.t)
+            for derived, window in pairs:
+                gain = None if chosen is None else net_gain(window, chosen)
+                yield Replayed(recorded.t, path, derived, gain, refused)
+
+
+def read_baseline(path: Path) -> Baseline:
+    """The baseline in a file.
+
+    Raises:
+        RecordingError: there is none.
+    """
+    try:
+        return Baseline.from_json(path.read_text())
+    except OSError as error:
+        raise RecordingError(f"{path}: {error.strerror}") from error
+    except (BaselineError, UnicodeDecodeError) as error:
+        raise RecordingError(f"{path}: {error}") from error
 
 
 def read_recording(path: Path) -> Iterable[Recorded | Rejected]:
