@@ -1,24 +1,22 @@
-"""What the same tokens would have cost without speculation: the baseline curve and the net gain.
+"""What tokens cost without speculation: the baseline curve, and how scrapes become one.
 
 The curve is the time per output token of a server without speculation over the number of requests
-in decode. A window's baseline is summed over its scrape intervals and engines, each at its own
-concurrency and weighed by its tokens, so that idle time and bursts do not blur it. Arithmetic only:
-it neither drives a server nor reads a file, and time is an argument.
+in decode. Arithmetic only: it neither drives a server nor reads a file, and time is an argument.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import accumulate, groupby, pairwise
-from operator import mul
+from dataclasses import asdict, dataclass
+from itertools import groupby, pairwise
 from statistics import median
 from typing import Any, Literal, NamedTuple, get_args
 
 from specdec_exporter.model import SCALARS, Counters, Point, Window
+from specdec_exporter.uncertainty import Row, stderr_of_sum
 
 Source = Literal["peer", "measured", "observed", "static"]
 SOURCES: tuple[Source, ...] = get_args(Source)
@@ -27,17 +25,7 @@ PEER_SECONDS = 900.0
 """A live server of the same model that has been idle or silent for so long is a peer no more."""
 REACH = 0.25
 """How far beyond its ends, as a share of them, a curve is believed."""
-MOST_CONDITIONS_RATIO = 1.5
-"""Context, prefill and prefix hits may differ from the baseline's by so much."""
-NEGLIGIBLE = 0.1
-"""Prefix hits, and prefill tokens per step, that differ by less than this cannot matter."""
-MOST_UNCOVERED = 0.05
-"""Share of a window's tokens that may be decoded at loads which the curve does not reach."""
-MOST_PREEMPTED = 0.01
-"""Of first tokens. The stall of a preempted request counts as one long step."""
-MOST_FAILED = 0.01
-"""Failed requests over decoded tokens: they add first tokens without generated ones."""
-_MIN_REQUESTS = 10
+_MIN_REQUESTS = 30
 """Fewer first tokens say too little of what requests are like."""
 _MIN_INTERVALS = 5
 _MIN_TOKENS = 200
@@ -47,7 +35,6 @@ _CLUSTER = 1.25
 _MEDIAN_CHI_SQUARE = 0.455
 """Of the square of a normal variable of variance 1."""
 _KEPT_PER_LEVEL = 60
-_MOST_COSINES = 32
 _FORMAT = "specdec-exporter baseline"
 _VERSION = 1
 
@@ -104,8 +91,8 @@ class Baseline:
         None outside: more than a quarter beyond the ends. A `static` baseline is one number for
         any load.
         """
-        shares = self._shares(c)
-        return None if shares is None else self._mix(shares)
+        shares = self.shares(c)
+        return None if shares is None else self.mix(shares)
 
     @property
     def reach(self) -> tuple[float, float]:
@@ -143,7 +130,7 @@ class Baseline:
     def _knots(self) -> list[tuple[float, float]]:
         low, high = self.reach
         at = [low, *(p.decode_concurrency for p in self.points), high]
-        return [(c, self._mix(self._shares(c) or ())) for c in at]
+        return [(c, self.mix(self.shares(c) or ())) for c in at]
 
     def to_json(self) -> str:
         """The form of a file."""
@@ -210,7 +197,7 @@ class Baseline:
             raise BaselineError("the baseline has a point without a time")
         return baseline
 
-    def _shares(self, c: float) -> _Shares | None:
+    def shares(self, c: float) -> Shares | None:
         """Which points make up the value at c, and each one's share."""
         low, high = self.reach
         if not low <= c <= high:
@@ -226,17 +213,19 @@ class Baseline:
             share = 1.0  # more load makes no token cheaper: the fall is chance
         return ((upper - 1, 1.0 - share), (upper, share))
 
-    def _mix(self, shares: _Shares) -> float:
+    def mix(self, shares: Shares) -> float:
+        """The value that shares of points make, seconds a token."""
         return sum(share * self.points[i].tpot_seconds for i, share in shares)
 
-    def _slope(self, shares: _Shares) -> float:
+    def slope(self, shares: Shares) -> float:
+        """How the value changes with the concurrency there, seconds a token for each request."""
         if len(shares) == 1:
             return 0.0
         a, b = (self.points[i] for i, _ in shares)
         return (b.tpot_seconds - a.tpot_seconds) / (b.decode_concurrency - a.decode_concurrency)
 
 
-_Shares = tuple[tuple[int, float], ...]
+Shares = tuple[tuple[int, float], ...]
 _POINT_FIELDS = tuple(BaselinePoint.__dataclass_fields__)
 _CONDITION_FIELDS = tuple(Conditions.__dataclass_fields__)
 
@@ -356,7 +345,7 @@ def _crowding(intervals: Sequence[DecodeInterval]) -> float:
 
 
 def conditions(counted: Counters) -> Conditions:
-    """What the requests of an increase were like; unknown of fewer than ten."""
+    """What the requests of an increase were like; unknown of fewer than thirty."""
     generated, first = counted.generation_tokens, counted.first_tokens
     prompt, cached = counted.prompt_tokens, counted.cached_prompt_tokens
     if generated is None or first is None or first < _MIN_REQUESTS or generated <= first:
@@ -369,283 +358,6 @@ def conditions(counted: Counters) -> Conditions:
         prefill_tokens_per_step=None if computed is None else computed / (generated - first),
         prefix_hit_ratio=None if cached is None else min(1.0, cached / prompt),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Gain:
-    """How much less a token costs than without speculation, and how that is known.
-
-    Gains are 1 − TPOT / baseline, negative where speculation costs; None is not known, and `reason`
-    says why.
-    """
-
-    source: Source
-    baseline_tpot_seconds: float | None
-    """What these tokens would have cost without speculation at the same concurrency."""
-    covered: bool
-    """Whether the baseline knows such a load."""
-    tpot_gain_ratio: float | None
-    """At equal concurrency."""
-    tpot_gain_ratio_stderr: float | None
-    """1.96 of it are half of the 95 % interval; so of the other."""
-    tpot_gain_throughput_ratio: float | None
-    """At equal throughput: against a server without speculation that is asked for as much."""
-    tpot_gain_throughput_ratio_stderr: float | None
-    break_even_length: float | None
-    """Tokens per step at which speculation pays: step time over baseline."""
-    inconclusive: bool
-    """Whether preemptions or failures spoil what was counted."""
-    reason: str
-    """In words, why a value is missing; empty when all is well."""
-    baseline_taken_at: float
-
-
-def no_gain(baseline: Baseline) -> Gain:
-    """Nothing is known."""
-    return Gain(
-        source=baseline.source,
-        baseline_tpot_seconds=None,
-        covered=False,
-        tpot_gain_ratio=None,
-        tpot_gain_ratio_stderr=None,
-        tpot_gain_throughput_ratio=None,
-        tpot_gain_throughput_ratio_stderr=None,
-        break_even_length=None,
-        inconclusive=False,
-        reason="",
-        baseline_taken_at=baseline.taken_at,
-    )
-
-
-def net_gain(window: Window, baseline: Baseline) -> Gain:
-    """The net TPOT gain of a window against a baseline of the same model and version (`choose`).
-
-    The baseline is Σ w·TPOT₀(c) / Σ w over scrape intervals and engines with the tokens w and the
-    concurrency c of each. At equal throughput TPOT₀ is taken at c₀ instead, where
-    c₀ / TPOT₀(c₀) is the interval's tokens per second; for one interval the gain is then 1 − c/c₀.
-
-    Standard errors come from how the intervals differ from the mean gain, with what neighbours have
-    in common (`_stderr_of_sum`), and from the baseline's own. What differs between two starts of
-    one server is in neither.
-    """
-    intervals = [i for track in window.tracks for i in decode_intervals(track)]
-    increase = window.increase
-    tokens = sum(i.decode_tokens for i in intervals)
-    unknown = no_gain(baseline)
-    if tokens <= 0:
-        return replace(unknown, reason="no tokens were decoded")
-    same_load = _at_equal_concurrency(intervals, baseline)
-    reasons = [] if same_load else [_beyond(intervals, baseline)]
-    reasons += _other_conditions(conditions(increase), baseline.conditions)
-    covered = not reasons
-    same_work = _at_equal_throughput(intervals, baseline, same_load) if same_load else None
-    if same_work is None and (words := _overload(intervals, baseline)):
-        reasons.append(words)
-    spoilt = _spoilt(increase, tokens)
-    reasons += spoilt
-    gain = replace(unknown, covered=covered, inconclusive=bool(spoilt), reason="; ".join(reasons))
-    if not covered or same_load is None:
-        return gain
-    steps = sum(i.increase.decode_steps or 0.0 for i in intervals)
-    step_seconds = sum(i.decode_seconds for i in intervals) / steps if steps else None
-    gain = replace(
-        gain,
-        baseline_tpot_seconds=same_load.baseline,
-        break_even_length=None if step_seconds is None else step_seconds / same_load.baseline,
-    )
-    if spoilt:
-        return gain
-    return replace(
-        gain,
-        tpot_gain_ratio=1.0 - same_load.ratio,
-        tpot_gain_ratio_stderr=same_load.stderr,
-        tpot_gain_throughput_ratio=None if same_work is None else 1.0 - same_work.ratio,
-        tpot_gain_throughput_ratio_stderr=None if same_work is None else same_work.stderr,
-    )
-
-
-class _Comparison(NamedTuple):
-    ratio: float
-    """TPOT over the baseline's."""
-    stderr: float | None
-    baseline: float
-    """Seconds per token."""
-
-
-def _at_equal_concurrency(
-    intervals: Sequence[DecodeInterval], baseline: Baseline
-) -> _Comparison | None:
-    """Decode seconds against the baseline's; None where too many tokens have no baseline."""
-    rows = []
-    weights = [0.0] * len(baseline.points)
-    tokens = 0.0
-    for interval in intervals:
-        shares = baseline._shares(interval.concurrency)
-        if shares is not None:
-            tokens += interval.decode_tokens
-            cost = interval.decode_tokens * baseline._mix(shares)
-            rows.append(_Row(interval.t, interval.decode_seconds, cost))
-            for i, share in shares:
-                weights[i] += share * interval.decode_tokens
-    expected = sum(row.expected for row in rows)
-    if expected <= 0 or tokens < (1 - MOST_UNCOVERED) * sum(i.decode_tokens for i in intervals):
-        return None
-    ratio = sum(row.seconds for row in rows) / expected
-    chance = _stderr_of_sum(rows, ratio)
-    own = math.hypot(*(w * p.tpot_stderr for w, p in zip(weights, baseline.points, strict=True)))
-    stderr = None if chance is None else math.hypot(chance, ratio * own) / expected
-    return _Comparison(ratio, stderr, expected / tokens)
-
-
-def _at_equal_throughput(
-    intervals: Sequence[DecodeInterval], baseline: Baseline, same_load: _Comparison
-) -> _Comparison | None:
-    """Decode seconds against those of a baseline that delivers as much.
-
-    Each interval's throughput is what the window's mean ratio gives at its load: single intervals
-    differ by chance, which near the baseline's capacity would count for much.
-    """
-    expected = magnified = tokens = seconds = 0.0
-    for interval in intervals:
-        cost = baseline.tpot_seconds(interval.concurrency)
-        if cost is None:
-            continue
-        c = baseline.concurrency_at(interval.concurrency / (same_load.ratio * cost))
-        shares = None if c is None else baseline._shares(c)
-        if c is None or shares is None:
-            continue
-        cost = baseline._mix(shares)
-        tokens += interval.decode_tokens
-        seconds += interval.decode_seconds
-        expected += interval.decode_tokens * cost
-        # c₀ = X·TPOT₀(c₀): an error in either moves c₀ along the curve, and so comes back larger.
-        elasticity = c * baseline._slope(shares) / cost
-        magnified += interval.decode_tokens * cost / max(0.1, 1.0 - elasticity)
-    if expected <= 0 or tokens < (1 - MOST_UNCOVERED) * sum(i.decode_tokens for i in intervals):
-        return None
-    ratio = seconds / expected
-    stderr = None
-    if same_load.stderr is not None:
-        stderr = same_load.stderr * ratio / same_load.ratio * magnified / expected
-    return _Comparison(ratio, stderr, expected / tokens)
-
-
-class _Row(NamedTuple):
-    t: float
-    seconds: float
-    """What was counted."""
-    expected: float
-    """What it is compared with: proportional to it but for chance."""
-
-
-def _stderr_of_sum(rows: Iterable[_Row], ratio: float) -> float | None:
-    """Standard error of the sum of what rows differ from their expectation times a ratio.
-
-    The long-run variance by the cosine estimator of `uncertainty`, in time that runs with what is
-    expected. So few cosines leave it uncertain itself, and the factor from the normal to Student's
-    distribution is in the result. Engines count together by time, since they share a machine. None
-    of fewer than four times.
-    """
-    merged: dict[float, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for t, seconds, expected in rows:
-        merged[t][0] += seconds - ratio * expected
-        merged[t][1] += expected
-    n = len(merged)
-    if n < 4:
-        return None
-    residuals, expectations = zip(*(merged[t] for t in sorted(merged)), strict=True)
-    total = sum(expectations)
-    middles = [
-        (end - e / 2) / total for end, e in zip(accumulate(expectations), expectations, strict=True)
-    ]
-    # Few intervals would have one or two cosines only, which say next to nothing.
-    count = min(_MOST_COSINES, max(int(0.41 * n ** (2 / 3)), min(5, n // 2)))
-    power = sum(
-        2 * sum(map(mul, residuals, (math.cos(math.pi * b * u) for u in middles))) ** 2
-        for b in range(1, count + 1)
-    )
-    return _student_factor(count) * math.sqrt(power / count)
-
-
-def _student_factor(freedom: int) -> float:
-    """The 97.5 % point of Student's distribution over that of the normal one.
-
-    By the expansion in 1/ν (Abramowitz and Stegun 26.7.5); within 3 % from two degrees on.
-    """
-    z, n = 1.96, float(freedom)
-    return 1.0 + (
-        (z**2 + 1) / (4 * n)
-        + (5 * z**4 + 16 * z**2 + 3) / (96 * n**2)
-        + (3 * z**6 + 19 * z**4 + 17 * z**2 - 15) / (384 * n**3)
-    )
-
-
-def _overload(intervals: Sequence[DecodeInterval], baseline: Baseline) -> str:
-    """That a baseline is not known to carry so much, in words; empty where it is."""
-    busy = sum(i.decode_seconds / i.concurrency for i in intervals)
-    throughput = sum(i.decode_tokens for i in intervals) / busy if busy > 0 else math.inf
-    if baseline.concurrency_at(throughput) is not None or throughput < baseline.capacity:
-        return ""
-    return (
-        f"the baseline could not carry this load: {throughput:.0f} tokens a second, and it reaches "
-        f"{baseline.capacity:.0f}"
-    )
-
-
-def _beyond(intervals: Sequence[DecodeInterval], baseline: Baseline) -> str:
-    low, high = baseline.reach
-    outside = [i for i in intervals if not low <= i.concurrency <= high]
-    tokens = sum(i.decode_tokens for i in outside)
-    mean = sum(i.concurrency * i.decode_tokens for i in outside) / tokens if tokens else 0.0
-    return (
-        f"not covered: {mean:.1f} requests in decode, and the baseline reaches from {low:.1f} "
-        f"to {high:.1f}"
-    )
-
-
-def _other_conditions(ours: Conditions, theirs: Conditions) -> list[str]:
-    """What differs too much to compare, in words."""
-    found = []
-    for what, a, b, negligible in (
-        ("tokens of context", ours.context_tokens, theirs.context_tokens, 0.0),
-        (
-            "prefill tokens per step",
-            ours.prefill_tokens_per_step,
-            theirs.prefill_tokens_per_step,
-            NEGLIGIBLE,
-        ),
-        # What hits spare is as much as what they leave to be computed.
-        (
-            "of prompts not cached",
-            _rest(ours.prefix_hit_ratio),
-            _rest(theirs.prefix_hit_ratio),
-            NEGLIGIBLE,
-        ),
-    ):
-        if a is None or b is None or abs(a - b) <= negligible:
-            continue
-        if max(a, b) > MOST_CONDITIONS_RATIO * min(a, b):
-            found.append(f"not covered: {a:.3g} {what}, and the baseline had {b:.3g}")
-    return found
-
-
-def _rest(ratio: float | None) -> float | None:
-    return None if ratio is None else 1.0 - ratio
-
-
-def _spoilt(increase: Counters, tokens: float) -> list[str]:
-    """What makes the counted seconds or tokens doubtful, in words."""
-    found = []
-    preempted, first = increase.preemptions or 0.0, increase.first_tokens or 0.0
-    if preempted > MOST_PREEMPTED * first:
-        found.append(f"inconclusive: {preempted:.0f} preemptions of {first:.0f} requests")
-    failed = increase.failed_requests or 0.0
-    if failed > MOST_FAILED * tokens:
-        found.append(
-            f"inconclusive: {failed:.0f} failed requests can be wrong by as many "
-            f"of {tokens:.0f} tokens"
-        )
-    return found
 
 
 def learn(
@@ -704,7 +416,7 @@ def _judge(intervals: Sequence[DecodeInterval]) -> list[tuple[DecodeInterval, bo
         c = min(a.concurrency, b.concurrency)
         return abs(a.concurrency - b.concurrency) <= max((_CLUSTER - 1) * c, 2 * math.sqrt(c))
 
-    before, after = [None, *intervals[:-1]], [*intervals[1:], None]
+    before, after = [None, *intervals][:-1], [*intervals, None][1:]
     return [
         (one, not one.increase.preemptions and alike(a, one) and alike(one, b))
         for a, one, b in zip(before, intervals, after, strict=True)
@@ -746,7 +458,7 @@ def _point(group: Sequence[DecodeInterval]) -> BaselinePoint | None:
     if len(group) < _MIN_INTERVALS or tokens < _MIN_TOKENS or seconds <= 0:
         return None
     tpot = seconds / tokens
-    error = _stderr_of_sum((_Row(i.t, i.decode_seconds, i.decode_tokens) for i in group), tpot)
+    error = stderr_of_sum((Row(i.t, i.decode_seconds, i.decode_tokens) for i in group), tpot)
     if error is None or error > _MOST_SCATTER * seconds:
         return None
     concurrency = sum(i.concurrency * i.decode_tokens for i in group) / tokens

@@ -219,10 +219,18 @@ async def _phase(
 ) -> None:
     """Load the server; scrape it once it is warm, and until the load is let out."""
     load = _Load(plan, concurrency)
+    https = plan.metrics_url.startswith("https")
+    unlimited = httpx.Timeout(None, connect=TIMEOUT_SECONDS)
+    connections = httpx.Limits(max_connections=None)
     try:
-        async with asyncio.TaskGroup() as clients:
+        async with (
+            httpx.AsyncClient(
+                verify=https, trust_env=False, timeout=unlimited, limits=connections
+            ) as client,
+            asyncio.TaskGroup() as clients,
+        ):
             for _ in range(concurrency):
-                clients.create_task(load.run())
+                clients.create_task(load.run(client))
             show("warming up")
             await asyncio.gather(load.warm.wait(), asyncio.sleep(WARM_UP_SHARE * plan.seconds))
             interval = min(INTERVAL_SECONDS, plan.seconds / LEAST_INTERVALS)
@@ -254,14 +262,12 @@ class _Load:
         self._chance = random.Random()
         self._prompts = self._all_prompts()
 
-    async def run(self) -> None:
-        unlimited = httpx.Timeout(None, connect=TIMEOUT_SECONDS)
-        async with httpx.AsyncClient(trust_env=False, timeout=unlimited) as client:
-            while not self.ending:
-                await self._ask(client)
-                self._missing -= 1
-                if self._missing == 0:
-                    self.warm.set()
+    async def run(self, client: httpx.AsyncClient) -> None:
+        while not self.ending:
+            await self._ask(client)
+            self._missing -= 1
+            if self._missing == 0:
+                self.warm.set()
 
     async def _ask(self, client: httpx.AsyncClient) -> None:
         spread = self._plan.max_tokens // 2

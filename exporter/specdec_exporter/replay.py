@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from specdec_exporter.baseline import Baseline, BaselineError, Gain, choose, net_gain
+from specdec_exporter.baseline import Baseline, BaselineError, choose
+from specdec_exporter.gain import Gain, net_gain
 from specdec_exporter.measure import Meter
 from specdec_exporter.model import Derived, Reason, ScrapeError
 from specdec_exporter.parse import parse

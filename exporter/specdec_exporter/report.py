@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from specdec_exporter.baseline import Gain
 from specdec_exporter.expose import format_window
+from specdec_exporter.gain import Gain
 from specdec_exporter.model import Derived
 from specdec_exporter.replay import Replayed
 
