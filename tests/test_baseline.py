@@ -237,6 +237,19 @@ def test_idle_time_within_an_interval_does_not_thin_a_burst_where_steps_are_coun
     assert thinned.concurrency == pytest.approx(32 / 5)
 
 
+def test_steps_that_each_of_several_front_ends_counts_are_no_measure() -> None:
+    even = track([(1, 8, 5)] * 10, engine_steps=400.0)
+    assert {round(i.concurrency, 9) for i in decode_intervals(even)} == {8.0}
+
+
+def test_where_steps_are_counted_it_does_not_matter_when_a_page_was_made() -> None:
+    jitter = [
+        Point(p.t + (0.4 if n % 2 else 0.0), p.totals)
+        for n, p in enumerate(track([(1, 8, 5)] * 10, engine_steps=200.0))
+    ]
+    assert {round(i.concurrency, 9) for i in decode_intervals(jitter)} == {8.0}
+
+
 def test_less_than_one_request_is_one_request_and_idle_time() -> None:
     (one,) = decode_intervals(track([(5, 0.2, 5)]))
     assert one.concurrency == 1
@@ -284,7 +297,7 @@ def test_a_recording_makes_a_point_of_each_steady_phase_and_says_which_is_left_o
     }
     assert [p.tpot_seconds for p in made.points] == pytest.approx(list(truth.values()), rel=0.005)
     # 128 at a time begin 40 s after the first scrape.
-    assert left_out.startswith("left out 38.8 s to 52.4 s (19.9 to 127.6 in decode)")
+    assert left_out.startswith("left out 38.8 s to 52.4 s (15.9 to 127.6 in decode)")
     assert made.conditions.context_tokens == pytest.approx(128 + 128 / 2 * 1.7, rel=0.2)
     assert made.conditions.prefill_tokens_per_step == pytest.approx(0.5 * (1 - 0.2), rel=0.2)
     assert made.conditions.prefix_hit_ratio == pytest.approx(0.2, abs=0.05)

@@ -29,7 +29,8 @@ _MIN_REQUESTS = 30
 """Fewer first tokens say too little of what requests are like."""
 _MIN_INTERVALS = 5
 _MIN_TOKENS = 200
-_MOST_SCATTER = 0.05
+_MOST_SCATTER = 0.1
+"""Of a point's time: its standard error, which goes into that of every gain."""
 _CLUSTER = 1.25
 """Intervals whose concurrency differs by less than this factor make one point of a curve."""
 _MEDIAN_CHI_SQUARE = 0.455
@@ -291,11 +292,12 @@ class DecodeInterval(NamedTuple):
 def decode_intervals(track: Sequence[Point]) -> list[DecodeInterval]:
     """The scrape intervals of one engine, idle ones left out.
 
-    The mean of requests in decode is ΔS / Δt (Little's law), or the requests per engine step, ΔN
-    over the steps counted by the engine, where that is more: steps do not pass while the engine is
-    idle, so they tell a burst within an interval from a steady trickle. What a token meets is more
-    than that mean (`_crowding`).
+    The mean of requests in decode is ΔN over the steps that the engine counted: none pass while it
+    is idle, so they tell a burst within an interval from a steady trickle, and when a page was made
+    does not matter. Where steps are not counted, or several front ends count each of them, it is
+    ΔS / Δt (Little's law). What a token meets is more than the mean (`_crowding`).
     """
+    counted = _steps_are_counted(track)
     found = []
     for before, after in pairwise(track):
         one = after.totals - before.totals
@@ -306,13 +308,22 @@ def decode_intervals(track: Sequence[Point]) -> list[DecodeInterval]:
             continue
         seconds = after.t - before.t
         mean = one.decode_seconds / seconds
-        if one.engine_steps and one.decode_steps:
-            mean = max(mean, one.decode_steps / one.engine_steps)
+        if counted and one.engine_steps and one.decode_steps:
+            mean = one.decode_steps / one.engine_steps
         found.append(
             DecodeInterval(after.t, seconds, max(1.0, mean), one.decode_seconds, tokens, one)
         )
     crowding = _crowding(found)
     return [one._replace(concurrency=one.concurrency + crowding) for one in found]
+
+
+def _steps_are_counted(track: Sequence[Point]) -> bool:
+    """Whether steps account for the requests that have been in decode over all of a track."""
+    whole = track[-1].totals - track[0].totals
+    if not whole.engine_steps or not whole.decode_steps or not whole.decode_seconds:
+        return False
+    in_decode = whole.decode_seconds / (track[-1].t - track[0].t)
+    return in_decode <= _CLUSTER * max(1.0, whole.decode_steps / whole.engine_steps)
 
 
 def _adjoin(a: DecodeInterval, b: DecodeInterval) -> bool:

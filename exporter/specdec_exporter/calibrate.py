@@ -188,11 +188,10 @@ async def measure(plan: Plan) -> tuple[Baseline, tuple[str, ...]]:
 
 
 async def _scrape(client: httpx.AsyncBaseTransport, plan: Plan) -> Snapshot:
-    t = time.time()
     page = await fetch(
         client, plan.metrics_url, timeout=TIMEOUT_SECONDS, max_page_bytes=MAX_PAGE_BYTES
     )
-    return parse(page, t=t, metric_prefix=plan.metric_prefix)
+    return parse(page, t=time.time(), metric_prefix=plan.metric_prefix)
 
 
 def _one_model(snapshot: Snapshot, wanted: str) -> str:

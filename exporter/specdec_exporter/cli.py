@@ -183,12 +183,15 @@ def _recorded_prefix(settings: Settings, path: Path) -> str:
 
 @app.command()
 def calibrate(
+    more: Annotated[
+        list[Path] | None, typer.Argument(help="More recordings.", metavar="[PATHS]...")
+    ] = None,
     url: Annotated[
         str | None, typer.Option(help="Server without speculation, to drive and measure.")
     ] = None,
     from_series: Annotated[
         list[Path] | None,
-        typer.Option(help="Recording of one, in its place; as replay takes them. Repeat for more."),
+        typer.Option(help="Recordings of one in its place, as replay takes them.", metavar="PATHS"),
     ] = None,
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("baseline.json"),
     model: Annotated[
@@ -213,14 +216,15 @@ def calibrate(
     )
     from specdec_exporter.replay import RecordingError
 
-    if (url is None) == (not from_series):
-        raise _CannotRun("calibrate needs either --url URL or --from-series PATH")
+    recordings = [*(from_series or ()), *(more or ())]
+    if bool(url) == bool(recordings) or (more and not from_series):
+        raise _CannotRun("calibrate needs either --url URL or --from-series PATHS")
     settings = load(config)
     try:
         if out.is_dir() or not out.absolute().parent.is_dir():
             raise _CannotRun(f"--out {out}: there is no such folder to write a file to")
-        if from_series:
-            made = from_recordings((p, _recorded_prefix(settings, p)) for p in from_series)
+        if recordings:
+            made = from_recordings((p, _recorded_prefix(settings, p)) for p in recordings)
         else:
             target = Target(url=url or "")
             known = (t.metric_prefix for t in settings.targets if t.url == target.url)

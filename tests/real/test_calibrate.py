@@ -69,7 +69,7 @@ def recorded_tpot(server: VllmServer, folder: Path, seed: int) -> float:
         last = False
         while not last:
             last = ended.wait(0.5)
-            t, page = time.time(), server.metrics()
+            page, t = server.metrics(), time.time()
             (folder / f"{t:.3f}.prom").write_text(f"# scraped_at {t}\n{page}")
 
     recorder = threading.Thread(target=record)
