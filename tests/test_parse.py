@@ -23,12 +23,16 @@ def reason(body: bytes, **kwargs: object) -> Reason:
 
 def by_the_official_parser(body: bytes) -> dict[tuple[str, str, str], float]:
     """Name, engine and position of every sample that is read, from the whole page, unfiltered."""
-    return {
-        (s.name, s.labels.get("engine", ""), s.labels.get("position", "")): s.value
-        for family in text_string_to_metric_families(body.decode())
-        for s in family.samples
-        if s.name in VLLM.names or s.name == "process_start_time_seconds"
-    }
+    samples = [s for f in text_string_to_metric_families(body.decode()) for s in f.samples]
+    values: dict[tuple[str, str, str], float] = {}
+    for s in samples:
+        key = (s.name, s.labels.get("engine", ""), s.labels.get("position", ""))
+        if s.name == VLLM.finished_requests:
+            failed = s.value if s.labels["finished_reason"] in ("abort", "error") else 0.0
+            values[key] = values.get(key, 0.0) + failed
+        elif s.name in VLLM.names or s.name == "process_start_time_seconds":
+            values[key] = s.value
+    return values
 
 
 def by_us(snapshot: Snapshot, names: set[str]) -> dict[tuple[str, str, str], float]:
@@ -46,6 +50,11 @@ def by_us(snapshot: Snapshot, names: set[str]) -> dict[tuple[str, str, str], flo
             (VLLM.first_tokens, c.first_tokens),
             (f"{histogram}_sum", c.decode_seconds),
             (f"{histogram}_count", c.decode_steps),
+            (VLLM.prompt_tokens, c.prompt_tokens),
+            (VLLM.cached_prompt_tokens, c.cached_prompt_tokens),
+            (VLLM.engine_steps, c.engine_steps),
+            (VLLM.preemptions, c.preemptions),
+            (VLLM.finished_requests, c.failed_requests),
         ):
             if value is not None:
                 values[name, sample.engine, ""] = value
@@ -323,3 +332,33 @@ def test_a_series_that_was_read_before_is_read_as_the_official_parser_reads_it(
             if got is not None:
                 assert (got.name, got.labels) == (expected.name, expected.labels)
                 assert repr(float(got.value)) == repr(float(expected.value))
+
+
+def circumstance(name: str, value: float, **labels: str) -> bytes:
+    inside = ",".join(f'{k}="{v}"' for k, v in {"model_name": "m", **labels}.items())
+    return f"vllm:{name}{{{inside}}} {value}\n".encode()
+
+
+def test_failed_requests_are_those_aborted_and_those_in_error() -> None:
+    body = page(counters())
+    for reason_, value in (("stop", 100), ("abort", 3), ("error", 4), ("length", 50)):
+        body += circumstance("request_success_total", value, engine="0", finished_reason=reason_)
+    (sample,) = parse(body, t=0.0).engines
+    assert sample.counters.failed_requests == 7
+
+
+def test_a_page_without_circumstances_is_read_and_they_are_unknown() -> None:
+    (sample,) = parse(page(counters()), t=0.0).engines
+    assert sample.counters.prompt_tokens is sample.counters.failed_requests is None
+
+
+def test_circumstances_under_other_labels_are_of_no_engine() -> None:
+    body = page(counters()) + circumstance("prompt_tokens_total", 5, engine="0", lora="x")
+    assert parse(body, t=0.0) == parse(page(counters()), t=0.0)
+    alone = circumstance("prompt_tokens_total", 5, engine="0")
+    assert reason(alone, excerpt=True) is Reason.NO_SERIES
+
+
+def test_a_failure_that_stands_twice_is_refused() -> None:
+    line = circumstance("request_success_total", 5, engine="0", finished_reason="abort")
+    assert reason(page(counters()) + line + line) is Reason.DUPLICATE_SERIES

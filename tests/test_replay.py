@@ -3,13 +3,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from specdec_exporter.baseline import static
+from specdec_exporter.calibrate import from_recordings
 from specdec_exporter.config import Settings
 from specdec_exporter.model import Reason, RuleState
-from specdec_exporter.replay import RecordingError, Rejected, Replayed, replay
+from specdec_exporter.replay import RecordingError, Rejected, Replayed, read_baseline, replay
 from specdec_exporter.rules import rule_table
 from specdec_exporter.thresholds import PositionDecay, Thresholds
 
@@ -208,3 +211,75 @@ def test_each_result_has_the_state_of_every_rule() -> None:
         assert result["rules"]["position_decay"] == "inapplicable"
         assert result["rules"]["net_gain_low"] == "inapplicable"
         assert result["rules"]["target_down"] == "inactive"
+
+
+# The net gain
+
+
+GAIN_KEYS = {
+    *("tpot_gain_ratio", "tpot_gain_throughput_ratio", "break_even_length"),
+    *("baseline_tpot_seconds", "baseline_covered"),
+}
+
+
+def h200_baseline(tmp_path: Path) -> Path:
+    made, _ = from_recordings([(H200 / "series_k0.jsonl", "")])
+    path = tmp_path / "baseline.json"
+    path.write_text(made.to_json())
+    return path
+
+
+@pytest.mark.parametrize(("name", "gain"), [("k1", 0.103), ("k2", -0.042), ("k4", -0.485)])
+def test_the_gain_of_a_phase_is_in_the_figures_of_its_window(
+    tmp_path: Path, name: str, gain: float
+) -> None:
+    path = H200 / f"series_{name}.jsonl"
+    phase = [r for r in recording(path) if r["conc"] == 8]
+    seconds = phase[-1]["t"] - phase[0]["t"]
+    baseline = read_baseline(h200_baseline(tmp_path))
+    (got,) = [r for r in replayed(path, seconds, baseline=baseline) if r["t"] == phase[-1]["t"]]
+    assert got.keys() >= GAIN_KEYS
+    assert got["tpot_gain_ratio"] == pytest.approx(gain, abs=0.02)
+    assert got["tpot_gain_ratio"] == pytest.approx(
+        1 - got["tpot_seconds"] / got["baseline_tpot_seconds"]
+    )
+    assert got["baseline_covered"] is True
+    json.dumps(got, allow_nan=False)
+
+
+def test_without_a_baseline_nothing_is_said_of_a_gain() -> None:
+    assert not GAIN_KEYS & replayed(H200 / "series_k2.jsonl")[-1].keys()
+
+
+def test_a_baseline_of_another_model_is_refused_and_the_rest_is_measured(tmp_path: Path) -> None:
+    baseline = replace(read_baseline(h200_baseline(tmp_path)), model_name="other")
+    last = replayed(H200 / "series_k2.jsonl", baseline=baseline)[-1]
+    assert last["tpot_gain_ratio"] is None
+    assert last["baseline_covered"] is False
+    assert last["gain_reason"].startswith("measured baseline refused: it is of model 'other'")
+    assert last["acceptance_ratio"] is not None
+
+
+def test_several_engines_have_a_gain_each_and_one_together(tmp_path: Path) -> None:
+    path = written(
+        tmp_path / "two.jsonl",
+        row(0, counters(0, (0, 0)), counters(0, (0, 0), seconds=0)),
+        row(5, counters(900, (450, 90), seconds=6.0), counters(100, (10, 0), seconds=2.0)),
+    )
+    last = replayed(path, baseline=static("m", 0.005, 0.0))[-3:]
+    tpots = [5 / 1440, 2 / 110, 7 / 1550]
+    assert [r["tpot_gain_ratio"] for r in last] == pytest.approx([1 - t / 0.005 for t in tpots])
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "No such file"), (b"\xff", "utf-8"), (b"{}", "calibrate"), (b"x", "not JSON")],
+)
+def test_a_file_that_is_no_baseline_is_named(
+    tmp_path: Path, content: bytes | None, said: str
+) -> None:
+    path = tmp_path / "baseline.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(RecordingError, match=f"baseline.json: .*{said}"):
+        read_baseline(path)

@@ -11,9 +11,11 @@ from specdec_exporter.uncertainty import (
     REFERENCE_SECONDS,
     DispersionReference,
     Interval,
+    Row,
     Span,
     accepted_moments,
     active_intervals,
+    stderr_of_sum,
     window_inflations,
 )
 
@@ -263,3 +265,28 @@ def test_the_95_percent_interval_covers_and_the_binomial_one_does_not(
     print(f"{drafts} drafts: {inside / total:.3f} covered, binomial {binomial / total:.3f}")
     assert 0.93 <= inside / total <= 0.985
     assert binomial / total < 0.75
+
+
+def test_the_error_of_a_sum_is_that_of_the_textbook() -> None:
+    # Four intervals have two cosines; by hand, with Student's 4.30 for two degrees.
+    rows = [Row(5.0 * i, 10.0 + e, 10.0) for i, e in enumerate((3.0, 1.0, -1.0, -3.0))]
+    power = sum(
+        2
+        * sum(
+            (r.seconds - 10) * math.cos(math.pi * b * u) for r, u in zip(rows, MIDDLES, strict=True)
+        )
+        ** 2
+        for b in (1, 2)
+    )
+    assert stderr_of_sum(rows, 1.0) == pytest.approx(4.30 / 1.96 * math.sqrt(power / 2), rel=0.04)
+
+
+MIDDLES = (1 / 8, 3 / 8, 5 / 8, 7 / 8)
+
+
+def test_engines_of_one_time_are_one_interval_of_a_sum() -> None:
+    chance = random.Random(11)
+    rows = [Row(5.0 * i, chance.gauss(10, 1), 10.0) for i in range(20)]
+    halves = [Row(r.t, r.seconds / 2, r.expected / 2) for r in rows for _ in range(2)]
+    assert stderr_of_sum(halves, 1.0) == pytest.approx(stderr_of_sum(rows, 1.0))
+    assert stderr_of_sum([*rows[:3], *rows[:3]], 1.0) is None

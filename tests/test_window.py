@@ -6,7 +6,15 @@ from dataclasses import fields, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from specdec_exporter.model import Counters, Reason, ScrapeError, Snapshot, Window
+from specdec_exporter.model import (
+    CIRCUMSTANCES,
+    SCALARS,
+    Counters,
+    Reason,
+    ScrapeError,
+    Snapshot,
+    Window,
+)
 from specdec_exporter.parse import parse
 from specdec_exporter.window import History, combine
 
@@ -69,8 +77,9 @@ def test_one_counter_that_falls_resets_its_whole_engine() -> None:
 
 @pytest.mark.parametrize("name", [f.name for f in fields(Counters)])
 def test_any_one_series_going_down_is_a_reset(name: str) -> None:
-    before = counters(100, (50, 20))
+    before = replace(counters(100, (50, 20)), **dict.fromkeys(CIRCUMSTANCES, 10.0))
     after = counters(1000, (500, 200), first=100, seconds=10)
+    after = replace(after, **dict.fromkeys(CIRCUMSTANCES, 20.0))
     lower = (49.0, 200.0) if name == "accepted_per_position" else getattr(before, name) - 0.5
     fallen = replace(after, **{name: lower})
     assert only(history(snapshot(0, before), snapshot(5, fallen)).windows(300)).increase == fallen
@@ -129,6 +138,24 @@ def test_speculation_switched_off_and_on_again_keeps_the_counters() -> None:
     assert past.totals()[0].counters.drafts == 100
     past.add(snapshot(15, counters(30, first=1)))
     assert past.totals()[0].counters.drafts == 130
+
+
+def test_circumstances_may_come_and_go_without_a_mark_on_any_figure() -> None:
+    known = {"preemptions": 3.0, "prompt_tokens": 50.0}
+    past = history(
+        snapshot(0, counters(100)),
+        snapshot(5, replace(counters(200), **known)),
+        snapshot(10, counters(300)),
+        snapshot(15, replace(counters(400), preemptions=4.0, prompt_tokens=70.0)),
+    )
+    window = only(past.windows(300))
+    assert window.covered_seconds == 15
+    assert window.increase.drafts == 300
+    assert window.increase.preemptions is window.increase.prompt_tokens is None
+    assert only(past.windows(5)).increase.preemptions is None
+    past.add(snapshot(20, replace(counters(500), preemptions=6.0, prompt_tokens=90.0)))
+    assert only(past.windows(5)).increase.preemptions == 2
+    assert only(past.windows(5)).increase.prompt_tokens == 20
 
 
 def test_decode_tokens_served_as_a_counter_never_fall() -> None:
@@ -261,8 +288,8 @@ def test_increases_are_never_negative(script: list[tuple[float, str, int, int, i
         past.add(one)
         for seconds in (0.1, 60, 300, 9e9):
             counted = only(past.windows(seconds)).increase
-            values = [getattr(counted, f.name) for f in fields(counted)]
-            assert all(v >= 0 for v in (*values[:3], *values[3], *values[4:]))
+            values = [getattr(counted, name) for name in SCALARS if name not in CIRCUMSTANCES]
+            assert all(v >= 0 for v in (*values, *counted.accepted_per_position))
 
 
 @given(steps, st.data())

@@ -17,7 +17,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from specdec_exporter import __version__
-from specdec_exporter.config import ConfigError, Problem, Settings, load
+from specdec_exporter.config import ConfigError, Problem, Settings, Target, load
 from specdec_exporter.duration import parse_duration
 
 app = typer.Typer(
@@ -154,10 +154,13 @@ def replay(
     output: Annotated[
         Format, typer.Option("--format", help="How to print the figures.")
     ] = Format.TABLE,
+    baseline: Annotated[
+        Path | None, typer.Option(help="File of `calibrate`, to show the net gain against.")
+    ] = None,
 ) -> None:
     """Measure recorded scrapes, with the recorded time as the clock."""
     from specdec_exporter.references import UnusableReference, read_reference
-    from specdec_exporter.replay import RecordingError, Rejected
+    from specdec_exporter.replay import RecordingError, Rejected, read_baseline
     from specdec_exporter.replay import replay as measure
     from specdec_exporter.report import print_json, print_table
 
@@ -166,27 +169,30 @@ def replay(
         windows = tuple(dict.fromkeys(map(parse_duration, window))) if window else settings.windows
     except ValueError as error:
         raise _CannotRun(f"--window: {error}") from error
-    prefixes = {target.name: target.metric_prefix for target in settings.targets}
     try:
         frozen = None if reference is None else read_reference(reference)
     except UnusableReference as error:
         raise _CannotRun(str(error)) from error
-    # One server in the settings is the one that was recorded; of several, the one of its name.
-    usual = next(iter(prefixes.values())) if len(prefixes) == 1 else ""
 
     def measured() -> Iterator[Any]:
+        against = read_baseline(baseline) if baseline else None
+        refused: set[str] = set()
         for path in paths:
             for result in measure(
                 path,
                 windows,
                 settings,
-                metric_prefix=prefixes.get(path.stem, usual),
+                metric_prefix=_recorded_prefix(settings, path),
                 reference=frozen,
+                baseline=against,
             ):
                 if isinstance(result, Rejected):
                     print(result, file=sys.stderr)
-                else:
-                    yield result
+                    continue
+                if result.refused and result.refused not in refused:
+                    refused.add(result.refused)
+                    print(f"{path}: {result.refused}", file=sys.stderr)
+                yield result
 
     try:
         count = (print_json if output is Format.JSON else print_table)(measured())
@@ -199,6 +205,98 @@ def replay(
         return
     if not count:
         raise _CannotRun("no scrape could be used")
+
+
+def _recorded_prefix(settings: Settings, path: Path) -> str:
+    """One server in the settings is the one that was recorded; of several, the one of its name."""
+    prefixes = {target.name: target.metric_prefix for target in settings.targets}
+    usual = next(iter(prefixes.values())) if len(prefixes) == 1 else ""
+    return prefixes.get(path.stem, usual)
+
+
+@app.command()
+def calibrate(
+    more: Annotated[
+        list[Path] | None, typer.Argument(help="More recordings.", metavar="[PATHS]...")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="Server without speculation, to drive and measure.")
+    ] = None,
+    from_series: Annotated[
+        list[Path] | None,
+        typer.Option(help="Recordings of one in its place, as replay takes them.", metavar="PATHS"),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("baseline.json"),
+    model: Annotated[
+        str, typer.Option(help="Of several models that the server has.", show_default=False)
+    ] = "",
+    concurrency: Annotated[str, typer.Option(help="Requests at a time, one by one.")] = "1,8,32",
+    duration: Annotated[str, typer.Option(help="Time to measure at each.")] = "20s",
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="Text file of a prompt a line.", show_default="made up"),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Mean length of an answer.")] = 256,
+    config: Config = None,
+) -> None:
+    """Measure what a token costs without speculation, for the net gain."""
+    from specdec_exporter.calibrate import (
+        CalibrationError,
+        Plan,
+        describe,
+        from_recordings,
+        measure,
+    )
+    from specdec_exporter.replay import RecordingError
+
+    recordings = [*(from_series or ()), *(more or ())]
+    if bool(url) == bool(recordings) or (more and not from_series):
+        raise _CannotRun("calibrate needs either --url URL or --from-series PATHS")
+    settings = load(config)
+    try:
+        if out.is_dir() or not out.absolute().parent.is_dir():
+            raise _CannotRun(f"--out {out}: there is no such folder to write a file to")
+        if recordings:
+            made = from_recordings((p, _recorded_prefix(settings, p)) for p in recordings)
+        else:
+            target = Target(url=url or "")
+            known = (t.metric_prefix for t in settings.targets if t.url == target.url)
+            plan = Plan(
+                metrics_url=target.url,
+                concurrency=_counts(concurrency),
+                seconds=parse_duration(duration),
+                model_name=model,
+                prompts=_lines(prompts) if prompts else (),
+                max_tokens=max_tokens,
+                metric_prefix=next(known, ""),
+            )
+            made = asyncio.run(measure(plan))
+        baseline, left_out = made
+        out.write_text(baseline.to_json() + "\n")
+    except (CalibrationError, RecordingError, ValueError) as error:
+        raise _CannotRun(str(error)) from error
+    except OSError as error:
+        raise _CannotRun(f"{error.filename}: {error.strerror}") from error
+    for words in left_out:
+        print(words, file=sys.stderr)
+    print(*describe(baseline), f"written to {out}", sep="\n")
+
+
+def _counts(value: str) -> tuple[int, ...]:
+    try:
+        counts = sorted({int(part) for part in value.split(",")})
+    except ValueError:
+        counts = [0]
+    if counts[0] < 1:
+        raise ValueError(f"--concurrency {value}: expected numbers from 1 on, like 1,8,32")
+    return tuple(counts)
+
+
+def _lines(file: Path) -> tuple[str, ...]:
+    prompts = tuple(line for line in file.read_text().splitlines() if line.strip())
+    if not prompts:
+        raise ValueError(f"--prompts {file}: there is no prompt in it")
+    return prompts
 
 
 @app.command()

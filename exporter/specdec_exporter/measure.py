@@ -6,12 +6,15 @@ I/O and reads no clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from specdec_exporter.baseline import Baseline
 from specdec_exporter.derive import derive
+from specdec_exporter.gain import net_gain
 from specdec_exporter.model import (
     EngineTotals,
+    Gain,
     Measurement,
     Overdispersion,
     Snapshot,
@@ -22,6 +25,10 @@ from specdec_exporter.window import History, combine
 
 MOST_REFERENCES = 16
 """Pairs of model and k whose past is kept; the longest unused goes first."""
+
+
+ChooseBaseline = Callable[[str], tuple[Baseline | None, str]]
+"""The baseline of a model, and the words of those that were refused."""
 
 
 class Drafted(NamedTuple):
@@ -68,13 +75,16 @@ class Meter:
         """Begin all windows anew, as after a time without scrapes; totals stay."""
         self._history.forget_points()
 
-    def measure(self) -> tuple[Measurement, ...]:
+    def measure(self, choose: ChooseBaseline | None = None) -> tuple[Measurement, ...]:
         """The figures as of the last snapshot.
 
         One measurement for each window and model, windows in the order given.
+
+        Args:
+            choose: gives each model's baseline; without it there is no gain.
         """
         return tuple(
-            self._measure(windows)
+            self._measure(windows, choose)
             for seconds in self._windows
             for windows in _by_model(self._history.windows(seconds))
         )
@@ -83,7 +93,7 @@ class Meter:
         """Counters since the first snapshot, for each model and engine ever seen."""
         return self._history.totals()
 
-    def _measure(self, windows: tuple[Window, ...]) -> Measurement:
+    def _measure(self, windows: tuple[Window, ...], choose: ChooseBaseline | None) -> Measurement:
         total = windows[0] if len(windows) == 1 else combine(windows)
         reference = self._references.get((total.model_name, total.num_speculative_tokens))
 
@@ -93,7 +103,19 @@ class Meter:
 
         derived = derive(total, assume)
         engines = (derived,) if len(windows) == 1 else tuple(derive(w, assume) for w in windows)
-        return Measurement(total=derived, engines=engines, increase=total.increase)
+        baseline, refused = (None, "") if choose is None else choose(total.model_name)
+        gain = None if baseline is None else net_gain(total, baseline)
+        gains: tuple[Gain | None, ...] = (gain,)
+        if len(windows) > 1:
+            gains = tuple(None if baseline is None else net_gain(w, baseline) for w in windows)
+        return Measurement(
+            total=derived,
+            engines=engines,
+            increase=total.increase,
+            gain=gain,
+            engine_gains=gains,
+            baseline_refused=refused,
+        )
 
     def _remember(self, last: Window) -> Drafted:
         """Add the last scrape interval to the past of the model at this k."""

@@ -71,6 +71,14 @@ class Counters:
     first_tokens: float | None = None
     decode_seconds: float | None = None
     decode_steps: float | None = None
+    prompt_tokens: float | None = None
+    cached_prompt_tokens: float | None = None
+    """Of the prompt tokens those that a cache had, so that they were not computed."""
+    engine_steps: float | None = None
+    """Steps of the engine, each for all requests in it; none pass while it is idle."""
+    preemptions: float | None = None
+    failed_requests: float | None = None
+    """Requests that ended by an error or were aborted."""
 
     def __add__(self, other: Counters) -> Counters:
         """Sum of two; absent in one is absent in the sum, positions are padded with 0."""
@@ -103,6 +111,11 @@ class Counters:
 
 SCALARS = tuple(f.name for f in fields(Counters) if f.name != "accepted_per_position")
 """The names of the counters that are one number each."""
+
+CIRCUMSTANCES = (
+    "prompt_tokens", "cached_prompt_tokens", "engine_steps", "preemptions", "failed_requests",
+)  # fmt: skip
+"""Of these, the ones that no figure needs: where one is not known, a check is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +256,36 @@ class Overdispersion:
 
 
 @dataclass(frozen=True, slots=True)
+class Gain:
+    """How much less a token costs than without speculation, and how that is known.
+
+    Gains are 1 − TPOT / baseline, negative where speculation costs; None is not known, and `reason`
+    says why.
+    """
+
+    source: str
+    """`peer`, `measured`, `observed` or `static`."""
+    baseline_tpot_seconds: float | None
+    """What these tokens would have cost without speculation at the same concurrency."""
+    covered: bool
+    """Whether the baseline knows such a load."""
+    tpot_gain_ratio: float | None
+    """At equal concurrency."""
+    tpot_gain_ratio_stderr: float | None
+    """1.96 of it are half of the 95 % interval; so of the other."""
+    tpot_gain_throughput_ratio: float | None
+    """At equal throughput: against a server without speculation that is asked for as much."""
+    tpot_gain_throughput_ratio_stderr: float | None
+    break_even_length: float | None
+    """Tokens per step at which speculation pays: step time over baseline."""
+    inconclusive: bool
+    """Whether preemptions or failures spoil what was counted."""
+    reason: str
+    """In words, why a value is missing; empty when all is well."""
+    baseline_taken_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """The figures of one model on one target over one window."""
 
@@ -251,6 +294,12 @@ class Measurement:
     engines: tuple[Derived, ...]
     increase: Counters
     """What was counted in the window, engines together."""
+    gain: Gain | None = None
+    """Of all engines together; None without a baseline."""
+    engine_gains: tuple[Gain | None, ...] = ()
+    """Of each engine."""
+    baseline_refused: str = ""
+    """Which baselines are not of this model or version, in words."""
 
 
 class RuleState(StrEnum):

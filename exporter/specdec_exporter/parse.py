@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -43,6 +43,14 @@ class Adapter:
     decode_histograms: tuple[str, ...]
     """Histograms of one observation per request and decode step, best first: where a server shows
     several they hold the same observations, so only the first is read."""
+    prompt_tokens: str
+    cached_prompt_tokens: str
+    engine_steps: str
+    preemptions: str
+    finished_requests: str
+    """Has a label `finished_reason`."""
+    failures: tuple[str, ...]
+    """The values of it that are failures."""
     no_series_hint: str
 
     @property
@@ -57,6 +65,18 @@ class Adapter:
             self.first_tokens,
             *(f"{name}_sum" for name in self.decode_histograms),
             *(f"{name}_count" for name in self.decode_histograms),
+            *self.circumstances,
+        )
+
+    @property
+    def circumstances(self) -> tuple[str, ...]:
+        """Of the names those that a page, and an engine on it, can be without."""
+        return (
+            self.prompt_tokens,
+            self.cached_prompt_tokens,
+            self.engine_steps,
+            self.preemptions,
+            self.finished_requests,
         )
 
 
@@ -69,6 +89,12 @@ VLLM = Adapter(
     generation_tokens="vllm:generation_tokens_total",
     first_tokens="vllm:time_to_first_token_seconds_count",
     decode_histograms=("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
+    prompt_tokens="vllm:prompt_tokens_total",
+    cached_prompt_tokens="vllm:prompt_tokens_cached_total",
+    engine_steps="vllm:iteration_tokens_total_count",
+    preemptions="vllm:num_preemptions_total",
+    finished_requests="vllm:request_success_total",
+    failures=("abort", "error"),
     no_series_hint="is the server running with --disable-log-stats, or is this another port?",
 )
 
@@ -111,13 +137,15 @@ def parse(
         )
     samples = _read(lines)
 
-    engines: dict[_EngineKey, _Series] = defaultdict(_Series)
+    engines: Mapping[_EngineKey, _Series] = defaultdict(_Series)
     process_starts: list[float] = []
     for sample in samples:
         if sample.name == _PROCESS_START:
             process_starts.append(_checked(sample))
         elif (name := wanted.get(sample.name)) is not None:
             _collect(engines, name, sample, adapter)
+    # Circumstances under labels of their own are of no engine.
+    engines = {key: series for key, series in engines.items() if series.of_engine}
     if not engines:
         raise _no_series(page, metric_prefix, adapter)
     return Snapshot(
@@ -137,6 +165,9 @@ _EngineKey = tuple[str, str, tuple[tuple[str, str], ...]]
 class _Series:
     values: dict[str, float] = field(default_factory=dict)
     positions: dict[int, float] = field(default_factory=dict)
+    failures: dict[str, float] = field(default_factory=dict)
+    of_engine: bool = False
+    """Whether it has more than circumstances."""
 
 
 def _lines(page: bytes, names: Iterable[str]) -> list[bytes]:
@@ -168,10 +199,13 @@ def _read(lines: Iterable[bytes]) -> list[Sample]:
 
 
 def _collect(
-    engines: dict[_EngineKey, _Series], name: str, sample: Sample, adapter: Adapter
+    engines: Mapping[_EngineKey, _Series], name: str, sample: Sample, adapter: Adapter
 ) -> None:
     value = _checked(sample)
     labels = dict(sample.labels)
+    finished = labels.pop("finished_reason", "") if name == adapter.finished_requests else None
+    if finished is not None and finished not in adapter.failures:
+        return
     model_name = labels.pop("model_name", "")
     engine = labels.pop("engine", "0")
     position = labels.pop("position", None) if name == adapter.accepted_per_position else None
@@ -184,9 +218,13 @@ def _collect(
             )
         duplicate = int(position) in series.positions
         series.positions[int(position)] = value
+    elif finished is not None:
+        duplicate = finished in series.failures
+        series.failures[finished] = value
     else:
         duplicate = name in series.values
         series.values[name] = value
+    series.of_engine |= name not in adapter.circumstances
     if duplicate:
         raise ScrapeError(
             Reason.DUPLICATE_SERIES,
@@ -247,6 +285,11 @@ def _engine_sample(
             first_tokens=values.get(adapter.first_tokens),
             decode_seconds=values.get(decode_seconds),
             decode_steps=values.get(decode_steps),
+            prompt_tokens=values.get(adapter.prompt_tokens),
+            cached_prompt_tokens=values.get(adapter.cached_prompt_tokens),
+            engine_steps=values.get(adapter.engine_steps),
+            preemptions=values.get(adapter.preemptions),
+            failed_requests=sum(series.failures.values()) if series.failures else None,
         ),
         extra_labels=extra_labels,
     )

@@ -10,15 +10,18 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from specdec_exporter.baseline import Baseline, BaselineError, choose
 from specdec_exporter.config import Settings
 from specdec_exporter.drift import Detector, Fingerprint, Reference, reference_from
 from specdec_exporter.judge import Judge, facts
 from specdec_exporter.measure import Drafted, Meter
 from specdec_exporter.model import (
     Derived,
+    Gain,
     Measurement,
     Reason,
     RuleState,
@@ -67,6 +70,10 @@ class Replayed:
     derived: Derived
     rules: Mapping[str, RuleState]
     """Of the model, and of the target."""
+    gain: Gain | None = None
+    """Against the baseline; None without one, or where it was refused."""
+    refused: str = ""
+    """Why the baseline is not of this model, in words."""
 
     @property
     def target(self) -> str:
@@ -75,11 +82,26 @@ class Replayed:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values under the names of the formulas; what has no value is None."""
-        return {
+        plain = {
             "t": self.t,
             "target": self.target,
             **asdict(self.derived),
             "rules": dict(self.rules),
+        }
+        if self.gain is None and not self.refused:
+            return plain
+        gain = self.gain
+        return plain | {
+            "tpot_gain_ratio": gain and gain.tpot_gain_ratio,
+            "tpot_gain_ratio_stderr": gain and gain.tpot_gain_ratio_stderr,
+            "tpot_gain_throughput_ratio": gain and gain.tpot_gain_throughput_ratio,
+            "tpot_gain_throughput_ratio_stderr": gain and gain.tpot_gain_throughput_ratio_stderr,
+            "break_even_length": gain and gain.break_even_length,
+            "baseline_tpot_seconds": gain and gain.baseline_tpot_seconds,
+            "baseline_covered": gain is not None and gain.covered,
+            "baseline_source": gain and gain.source,
+            "gain_inconclusive": gain is not None and gain.inconclusive,
+            "gain_reason": gain.reason if gain else self.refused,
         }
 
 
@@ -90,6 +112,7 @@ def replay(
     *,
     metric_prefix: str = "",
     reference: Reference | None = None,
+    baseline: Baseline | None = None,
 ) -> Iterator[Replayed | Rejected]:
     """Measure and judge one recording.
 
@@ -100,6 +123,7 @@ def replay(
             spans four hours.
         metric_prefix: as in the settings of a target.
         reference: what to look for drift against; without one there is no drift.
+        baseline: to take the gain against. A recording does not tell its engine's version.
 
     Yields:
         For each scrape in time order, each window and each engine one result, and for several
@@ -126,13 +150,20 @@ def replay(
             court.sit((), recorded.t, up=False)
             yield Rejected(recorded.place, error)
             continue
-        measurements = meter.measure()
+        measurements = meter.measure(partial(_choose, baseline, recorded.t))
         court.sit(measurements, recorded.t, up=True)
         for measurement in measurements:
             rules = court.states(measurement.total.model_name)
-            several = len(measurement.engines) > 1
-            for derived in (*measurement.engines, *([measurement.total] if several else [])):
-                yield Replayed(recorded.t, path, derived, rules)
+            results = list(zip(measurement.engines, measurement.engine_gains, strict=True))
+            if len(results) > 1:
+                results.append((measurement.total, measurement.gain))
+            for derived, gain in results:
+                refused = measurement.baseline_refused
+                yield Replayed(recorded.t, path, derived, rules, gain, refused)
+
+
+def _choose(baseline: Baseline | None, t: float, model_name: str) -> tuple[Baseline | None, str]:
+    return choose(() if baseline is None else (baseline,), model_name, "", t)
 
 
 def take_reference(
@@ -188,6 +219,20 @@ def take_reference(
             variance_inflation=variance_inflation,
         )
     except ValueError as error:
+        raise RecordingError(f"{path}: {error}") from error
+
+
+def read_baseline(path: Path) -> Baseline:
+    """The baseline in a file.
+
+    Raises:
+        RecordingError: there is none.
+    """
+    try:
+        return Baseline.from_json(path.read_text())
+    except OSError as error:
+        raise RecordingError(f"{path}: {error.strerror}") from error
+    except (BaselineError, UnicodeDecodeError) as error:
         raise RecordingError(f"{path}: {error}") from error
 
 

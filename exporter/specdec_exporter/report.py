@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specdec_exporter.duration import format_duration
-from specdec_exporter.model import Derived
+from specdec_exporter.model import Derived, Gain
 from specdec_exporter.replay import Replayed
 
 NO_VALUE = "–"
@@ -86,6 +86,10 @@ def _positions(ratios: tuple[float | None, ...]) -> str:
     return " ".join(NO_VALUE if p is None else f"{100 * p:.0f}" for p in ratios) + " %"
 
 
+def _gain(gain: Gain | None) -> str:
+    return NO_VALUE if gain is None else percent(gain.tpot_gain_ratio, gain.tpot_gain_ratio_stderr)
+
+
 def print_json(results: Iterable[Replayed]) -> int:
     """Print one JSON object a line; returns how many."""
     count = 0
@@ -101,7 +105,8 @@ def print_table(results: Iterable[Replayed]) -> int:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("target", "seconds", "engine", "window"):
         table.add_column(column)
-    for column in COLUMNS:
+    with_gain = any(row.gain is not None or row.refused for row in rows)
+    for column in (*COLUMNS, *(["gain"] if with_gain else [])):
         table.add_column(column, justify="right", no_wrap=True)
     start: dict[Path, float] = {}
     for row in rows:
@@ -113,6 +118,7 @@ def print_table(results: Iterable[Replayed]) -> int:
             as_text(derived.engine),
             format_duration(derived.window_seconds),
             *cells(derived),
+            *([_gain(row.gain)] if with_gain else []),
         )
     if rows:
         console().print(table)

@@ -7,11 +7,12 @@ the environment. It knows nothing of what is on the page.
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
 import zlib
 from base64 import b64encode
 from functools import lru_cache
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import httpx
 
@@ -25,6 +26,7 @@ _HEADERS = {
 }
 # Characters of a server's own words that a message repeats.
 _SHOWN = 120
+_MOST_VERSION_BYTES = 10_000
 # Servers close idle connections after five seconds and more; one reused at that moment breaks.
 _KEEPALIVE_SECONDS = 2.0
 
@@ -96,6 +98,27 @@ async def fetch(
     except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ValueError) as error:
         # A ValueError comes from host names that no resolver would be asked for.
         raise ScrapeError(Reason.PROTOCOL, f"the transfer failed ({_short(error)})") from error
+
+
+async def fetch_version(client: httpx.AsyncBaseTransport, metrics_url: str, timeout: float) -> str:
+    """The engine's version, which no series carries: vLLM's `/version` beside its metrics page.
+
+    Empty where there is no such route, or another server's.
+
+    Raises:
+        ScrapeError: the server could not be asked.
+    """
+    url = urljoin(metrics_url, "version")
+    try:
+        body = await fetch(client, url, timeout=timeout, max_page_bytes=_MOST_VERSION_BYTES)
+        version = json.loads(body)["version"]
+    except ScrapeError as error:
+        if error.reason in (Reason.HTTP_STATUS, Reason.REDIRECT, Reason.TOO_LARGE):
+            return ""
+        raise
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
+    return version[:_SHOWN] if isinstance(version, str) and version.isprintable() else ""
 
 
 def _check(response: httpx.Response) -> None:

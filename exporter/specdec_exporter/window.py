@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from specdec_exporter.model import (
+    CIRCUMSTANCES,
     SCALARS,
     Counters,
     EngineSample,
@@ -60,8 +61,11 @@ def is_reset(before: Counters, after: Counters) -> bool:
     return any(a is not None and b is not None and b < a for a, b in pairs)
 
 
+_NEEDED = tuple(name for name in SCALARS if name not in CIRCUMSTANCES)
+
+
 def _shape(counters: Counters) -> tuple[bool | int, ...]:
-    present = (getattr(counters, name) is not None for name in SCALARS)
+    present = (getattr(counters, name) is not None for name in _NEEDED)
     return (*present, len(counters.accepted_per_position))
 
 

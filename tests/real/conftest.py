@@ -6,15 +6,19 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.real import debian
 from tests.real.prometheus_bed import HTTP
-from tests.real.vllm_bed import free_port
+from tests.real.vllm_bed import VllmServer, VllmUnavailableError, free_port, vllm_venv
+
+Start = Callable[..., VllmServer]
+"""Makes a server of a model, a `speculative_config` or None, and further arguments."""
 
 
 def program(name: str) -> Path:
@@ -70,3 +74,34 @@ def _page(url: str) -> str:
         return HTTP.get(f"{url}/metrics").text
     except httpx.TransportError:
         return ""
+
+
+@pytest.fixture(scope="session")
+def venv(request: pytest.FixtureRequest) -> Path:
+    try:
+        return vllm_venv()
+    except VllmUnavailableError as missing:
+        if os.environ.get("CI"):
+            pytest.fail(str(missing), pytrace=False)
+        plugins = request.config.pluginmanager
+        terminal, capture = (plugins.get_plugin(n) for n in ("terminalreporter", "capturemanager"))
+        assert terminal is not None
+        assert capture is not None
+        with capture.global_and_fixture_disabled():
+            terminal.ensure_newline()
+            terminal.write_line(f"NO TEST WITH A REAL vLLM. {missing}", red=True, bold=True)
+        pytest.skip("there is no vLLM; a line above says how to get it")
+
+
+@pytest.fixture(scope="session")
+def start(venv: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
+    def start(model: str, speculative: Mapping[str, Any] | None, *extra_args: str) -> VllmServer:
+        return VllmServer(
+            venv,
+            model,
+            speculative_config=speculative,
+            extra_args=extra_args,
+            log=tmp_path_factory.mktemp("vllm") / "vllm.log",
+        )
+
+    return start

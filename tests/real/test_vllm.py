@@ -12,21 +12,21 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import httpx
 import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.real.conftest import Start
 from tests.real.vllm_bed import (
     Load,
     Prompt,
     VllmServer,
-    VllmUnavailableError,
     code_prompts,
     free_port,
     french_prompts,
@@ -34,7 +34,6 @@ from tests.real.vllm_bed import (
     random_token_prompts,
     random_word_prompts,
     run_load,
-    vllm_venv,
 )
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -227,40 +226,6 @@ def observe_timed(
         if runs[-1].clock_error <= CLOCK_TOLERANCE:
             break
     return min(runs, key=lambda run: run.clock_error)
-
-
-@pytest.fixture(scope="session")
-def venv(request: pytest.FixtureRequest) -> Path:
-    try:
-        return vllm_venv()
-    except VllmUnavailableError as missing:
-        if os.environ.get("CI"):
-            pytest.fail(str(missing), pytrace=False)
-        plugins = request.config.pluginmanager
-        terminal, capture = (plugins.get_plugin(n) for n in ("terminalreporter", "capturemanager"))
-        assert terminal is not None
-        assert capture is not None
-        with capture.global_and_fixture_disabled():
-            terminal.ensure_newline()
-            terminal.write_line(f"NO TEST WITH A REAL vLLM. {missing}", red=True, bold=True)
-        pytest.skip("there is no vLLM; a line above says how to get it")
-
-
-Start = Callable[..., VllmServer]
-
-
-@pytest.fixture(scope="session")
-def start(venv: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
-    def start(model: str, speculative: Mapping[str, Any] | None, *extra_args: str) -> VllmServer:
-        return VllmServer(
-            venv,
-            model,
-            speculative_config=speculative,
-            extra_args=extra_args,
-            log=tmp_path_factory.mktemp("vllm") / "vllm.log",
-        )
-
-    return start
 
 
 DRAFT_MODEL = {"method": "draft_model", "model": "llama-draft", "num_speculative_tokens": 4}

@@ -273,6 +273,11 @@ class Simulator:
                 first_tokens=float(engine.first_tokens),
                 decode_seconds=engine.decode_seconds,
                 decode_steps=float(engine.decode_steps),
+                prompt_tokens=float(engine.prompt_tokens),
+                cached_prompt_tokens=float(engine.cached_prompt_tokens),
+                engine_steps=float(engine.histograms.iteration_tokens_total.count),
+                preemptions=0.0,
+                failed_requests=0.0,
             ),
         )
 
