@@ -284,3 +284,399 @@ def ours(reference: Reference) -> Score:
         return np.maximum.reduce(scores)
 
     return score
+
+
+State = tuple[int, float, float, float]
+"""Of PageHinkley: values seen, their mean, its sum, and the largest sum."""
+
+
+class PageHinkleyPeer:
+    """river's PageHinkley for drops, all thresholds at once; `check` compares it with river's own."""
+
+    def __init__(self, delta: float) -> None:
+        self.delta = delta
+
+    def __call__(self, values: Array, state: State | None = None) -> tuple[Array, State]:
+        """The statistic that is held against the threshold, and the state to go on from."""
+        n, mean, total, top = state or (0, 0.0, 0.0, -1.0)
+        alpha = PageHinkley().alpha
+        counts = n + np.arange(1, len(values) + 1)
+        means = (n * mean + np.cumsum(values)) / counts
+        sums = lfilter([1.0], [1.0, -alpha], values - means + self.delta, zi=[alpha * total])[0]
+        tops = np.maximum(top, np.maximum.accumulate(sums))
+        return tops - sums, (int(counts[-1]), means[-1], sums[-1], tops[-1])
+
+
+def ratios(traffic: Traffic, reference: Reference | None) -> tuple[Array, NDArray[np.bool_]]:
+    """A / T of the scrapes with drafts, less the reference's daily cycle, and which these are."""
+    busy = traffic.drafts > 0
+    values = traffic.accepted.sum(0)[busy] / traffic.drafts[busy]
+    if reference is not None:
+        values = values - expectations(reference, traffic.t[busy])[0] + reference.mean_accepted
+    return values / len(traffic.accepted), busy
+
+
+def fixed(traffic: Traffic) -> Array:
+    """The guide's rule: acceptance under 25 % in a window of 5 minutes, for 10 minutes."""
+    window, hold = (round(minutes * 60 / traffic.seconds) for minutes in (5, 10))
+    drafts = lfilter(np.ones(window), [1.0], traffic.drafts)
+    accepted = lfilter(np.ones(window), [1.0], traffic.accepted.sum(0))
+    low = accepted < 0.25 * len(traffic.accepted) * drafts
+    last_fine = np.maximum.accumulate(np.where(low, -1, np.arange(len(low))))
+    return np.where(np.arange(len(low)) - last_fine > hold, 1.0, 0.0)
+
+
+def adwin_alarms(
+    learned: Array, values: Array, delta: float, *, first_only: bool = False
+) -> list[int]:
+    """Where river's ADWIN, having seen `learned`, finds a drop."""
+    detector = ADWIN(delta=delta, clock=1)
+    for value in learned.tolist():
+        detector.update(value)
+    alarms = []
+    before = detector.estimation
+    for i, value in enumerate(values.tolist()):
+        detector.update(value)
+        if detector.drift_detected:
+            if detector.estimation < before:
+                alarms.append(i)
+                if first_only:
+                    break
+            before = detector.estimation
+        elif i % 64 == 0:
+            before = detector.estimation
+    return alarms
+
+
+@dataclass
+class Row:
+    """One detector in one world."""
+
+    name: str
+    false_alarms: float
+    delays: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, change: str, t: Array, alarm: NDArray[np.bool_], at: float) -> None:
+        """Take in one change; one that was alarmed of before it came is left out."""
+        if not alarm[t <= at].any():
+            first = int(np.argmax(alarm))
+            delay = float(t[first] - at) if alarm[first] else math.inf
+            self.delays.setdefault(change, []).append(delay)
+
+    def figures(self, change: str) -> tuple[float, float]:
+        """Median and 95th percentile of the delay."""
+        delays = sorted(self.delays.get(change, [])) or [math.nan]
+        return delays[(len(delays) - 1) // 2], delays[math.ceil(0.95 * len(delays)) - 1]
+
+
+@dataclass(frozen=True)
+class Effort:
+    months: int
+    repeats: int
+    adwin_months: int
+    adwin_repeats: int
+
+
+FULL = Effort(months=40, repeats=5, adwin_months=12, adwin_repeats=2)
+QUICK = Effort(months=6, repeats=2, adwin_months=3, adwin_repeats=1)
+
+
+@dataclass
+class Month:
+    """A world that was learned from, and thirty days of it without a change."""
+
+    sampler: Sampler
+    learned: Traffic
+    quiet: Traffic
+    reference: Reference
+
+    @classmethod
+    def draw(cls, world: World, seed: Sequence[int]) -> Month:
+        sampler = Sampler(world, seed)
+        whole = sampler.draw(sampler.plan(0.0, (world.learn_days + 30) * DAY))
+        n = round(world.learn_days * DAY / world.scrape_seconds)
+        learned, quiet = (
+            Traffic(whole.t[part], whole.drafts[part], whole.accepted[:, part], whole.seconds)
+            for part in (slice(n), slice(n, None))
+        )
+        return cls(sampler, learned, quiet, learn(learned))
+
+
+def count_alarms(traffic: Traffic, score: Score) -> int:
+    """Alarms of a detector that begins anew after each."""
+    alarms, begin = 0, 0
+    while begin < len(traffic.t):
+        rest = slice(begin, None)
+        part = Traffic(
+            traffic.t[rest], traffic.drafts[rest], traffic.accepted[:, rest], traffic.seconds
+        )
+        alarm = score(part) >= 1.0
+        first = int(np.argmax(alarm))
+        if not alarm[first]:
+            break
+        alarms += 1
+        # An hour for whoever looks at it; for a rule that goes on firing, until it stops.
+        begin += first + round(3600 / traffic.seconds)
+    return alarms
+
+
+def measure(world: World, changes: Sequence[Change], effort: Effort, seed: int) -> list[Row]:
+    """All detectors in one world."""
+    months = [Month.draw(world, (seed, i)) for i in range(effort.months)]
+    scores = [ours(month.reference) for month in months]
+    pairs = list(zip(months, scores, strict=True))
+    own = Row("this detector", float(np.mean([count_alarms(m.quiet, s) for m, s in pairs])))
+    alarmed = float(np.mean([s(m.quiet).max() >= 1 for m, s in pairs]))
+    # None in all these months is taken for one, which is kind to the peers.
+    share = max(alarmed, 1.0 / effort.months)
+    guide = Row(
+        "guide, 25 % for 10 min", float(np.mean([count_alarms(m.quiet, fixed) for m in months]))
+    )
+    rows = [own, guide]
+    level = sum(world.positions) / world.k
+    hinkleys = []
+    for delta, what in ((PageHinkley().delta, "δ 0.005"), (0.05 * level, "δ 5 %")):
+        for cyclic in (False, True):
+            peer = PageHinkleyPeer(delta)
+            states, tops = [], []
+            for month in months:
+                season = month.reference if cyclic else None
+                _, state = peer(ratios(month.learned, season)[0])
+                states.append(state)
+                tops.append(float(peer(ratios(month.quiet, season)[0], state)[0].max()))
+            threshold = float(np.quantile(tops, 1 - share, method="lower"))
+            row = Row(
+                f"PageHinkley, {what}, {'deseasonalised' if cyclic else 'raw'}",
+                rate(float(np.mean([top > threshold for top in tops]))),
+            )
+            rows.append(row)
+            hinkleys.append((peer, cyclic, states, threshold, row))
+    adwins = []
+    coarse = 60.0 if world.drafts_per_second < 10 else 15.0
+    for cyclic in (False, True):
+        delta, found = calibrate_adwin(months[: effort.adwin_months], coarse, cyclic, share)
+        row = Row(f"ADWIN, {'deseasonalised' if cyclic else 'raw'}", rate(found))
+        rows.append(row)
+        adwins.append((cyclic, delta, row))
+    for i, month in enumerate(months):
+        for repeat in range(effort.repeats):
+            begin = world.learn_days * DAY
+            at = begin + float(np.random.default_rng((seed, i, repeat)).uniform(6, 30)) * 3600
+            plan = month.sampler.plan(begin, at + max(c.watch_seconds for c in changes))
+            for change in changes:
+                traffic = month.sampler.draw(plan, change, at)
+                traffic = until(traffic, at + change.watch_seconds)
+                own.add(change.name, traffic.t, scores[i](traffic) >= 1, at)
+                guide.add(change.name, traffic.t, fixed(traffic) >= 1, at)
+                for peer, cyclic, states, threshold, row in hinkleys:
+                    values, busy = ratios(traffic, month.reference if cyclic else None)
+                    statistic = peer(values, states[i])[0]
+                    row.add(change.name, traffic.t[busy], statistic > threshold, at)
+                if i < effort.adwin_months and repeat < effort.adwin_repeats:
+                    for cyclic, delta, row in adwins:
+                        season = month.reference if cyclic else None
+                        steps = traffic.blocks(coarse)
+                        values, busy = ratios(steps, season)
+                        alarm = np.zeros(len(values), dtype=bool)
+                        past = ratios(month.learned.blocks(coarse), season)[0]
+                        alarm[adwin_alarms(past, values, delta, first_only=True)] = True
+                        row.add(change.name, steps.t[busy], alarm, at)
+    return rows
+
+
+def rate(share: float) -> float:
+    """False alarms a month where this share of the months has one or more."""
+    return -math.log(1 - share) if share < 1 else math.inf
+
+
+def until(traffic: Traffic, end: float) -> Traffic:
+    n = int(np.searchsorted(traffic.t, end, side="right"))
+    return Traffic(traffic.t[:n], traffic.drafts[:n], traffic.accepted[:, :n], traffic.seconds)
+
+
+def calibrate_adwin(
+    months: Sequence[Month], seconds: float, cyclic: bool, share: float
+) -> tuple[float, float]:
+    """The largest of some δ at which no more than this share of the months has a false alarm."""
+    series = []
+    for month in months:
+        season = month.reference if cyclic else None
+        both = [ratios(part.blocks(seconds), season)[0] for part in (month.learned, month.quiet)]
+        series.append((both[0], both[1]))
+    low, high = -300.0, -1.0
+    found = 0.0
+    for _ in range(7):
+        middle = (low + high) / 2
+        alarmed = np.mean(
+            [bool(adwin_alarms(*both, 10.0**middle, first_only=True)) for both in series]
+        )
+        if alarmed <= share:
+            low, found = middle, float(alarmed)
+        else:
+            high = middle
+    return 10.0**low, found
+
+
+def span(seconds: float) -> str:
+    if math.isnan(seconds) or math.isinf(seconds):
+        return "never" if seconds > 0 else "?"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def table(world: World, changes: Sequence[Change], rows: Sequence[Row]) -> Iterator[str]:
+    """Markdown, with what does not hold below it."""
+    goals = GOALS.get(world.name) if changes is CHANGES else None
+    yield f"### {world.name}\n"
+    yield "| | false alarms in 30 days | " + " | ".join(c.name for c in changes) + " |"
+    yield "|---" * (len(changes) + 2) + "|"
+    if goals:
+        cells = " | ".join(f"≤ {span(goal)}" for goal in goals)
+        yield f"| *goal, 95th percentile* | *≤ 1* | *{cells}* |"
+    for row in rows:
+        cells = " | ".join(
+            " / ".join(span(figure) for figure in row.figures(change.name)) for change in changes
+        )
+        yield f"| {row.name} | {row.false_alarms:.2f} | {cells} |"
+    yield ""
+    own = rows[0]
+    for i, change in enumerate(changes):
+        late = own.figures(change.name)[1]
+        if goals and late > goals[i]:
+            yield f"MISSED: {change.name}: {span(late)} for {span(goals[i])}"
+        for row in rows[1:]:
+            if row.name.startswith("guide"):
+                continue
+            for ours_, theirs, what in zip(
+                own.figures(change.name), row.figures(change.name), ("median", "p95"), strict=True
+            ):
+                if theirs < ours_:
+                    yield f"FASTER: {row.name}, {change.name}, {what}: {span(theirs)}"
+    if goals and own.false_alarms > 1:
+        yield f"MISSED: {own.false_alarms:.2f} false alarms"
+    yield ""
+
+
+def check(seed: int) -> Iterator[str]:
+    """That the shortcuts taken here give what they stand for."""
+    world = WORLDS[1]
+    month = Month.draw(world, (seed, 99))
+    at = (world.learn_days + 0.5) * DAY
+    plan = month.sampler.plan(world.learn_days * DAY, at + 6 * 3600)
+    for change in CHANGES:
+        traffic = month.sampler.draw(plan, change, at)
+        score = ours(month.reference)(traffic)
+        detector = Detector(month.reference)
+        for t, drafts, *accepted in zip(
+            *(a.tolist() for a in (traffic.t, traffic.drafts, *traffic.accepted)), strict=True
+        ):
+            detector.add(t, Interval(traffic.seconds, drafts, tuple(accepted)))
+        found = traffic.t[np.argmax(score >= 1)] if score.max() >= 1 else None
+        got = detector.incident.detected_at if detector.incident else None
+        if got != found:
+            raise SystemExit(f"error: {change.name}: the detector says {got}, its copy {found}")
+    yield "the copy of the detector alarms when the detector does"
+    values = ratios(traffic, None)[0]
+    statistic = PageHinkleyPeer(0.005)(values)[0]
+    threshold = float(statistic.max()) / 2
+    river = PageHinkley(threshold=threshold, mode="down")
+    first = next(i for i, v in enumerate(values.tolist()) if river.update(v) or river.drift_detected)
+    if first != int(np.argmax(statistic > threshold)):
+        raise SystemExit("error: the copy of PageHinkley does not alarm when river's does")
+    yield "the copy of PageHinkley alarms when river's does"
+    yield from compare_with_simulator(seed)
+
+
+def compare_with_simulator(seed: int, days: float = 1.0) -> Iterator[str]:
+    """Acceptance and variance inflation by length of block, of the sampler and the simulator."""
+    world = World("calm", load_cycle=0.0, acceptance_cycle=0.0)
+    sampler = Sampler(world, (seed, 98))
+    drawn = sampler.draw(sampler.plan(0.0, 10 * days * DAY))
+    simulator = Simulator(statistics_world(), seed)
+    simulator.advance(3600.0)
+    n = round(days * DAY / world.scrape_seconds)
+    totals = []
+    for i in range(n + 1):
+        simulator.advance(3600.0 + i * world.scrape_seconds)
+        (engine,) = simulator.snapshot().engines
+        totals.append((engine.counters.drafts or 0.0, *engine.counters.accepted_per_position))
+    counts = np.diff(np.asarray(totals), axis=0).T
+    simulated = Traffic(np.arange(n) * 5.0, counts[0], counts[1:], world.scrape_seconds)
+    for name, traffic in (("sampler", drawn), ("simulator", simulated)):
+        total = traffic.drafts.sum()
+        positions = traffic.accepted.sum(1) / total
+        square = ((2 * np.arange(len(positions)) + 1) * positions).sum()
+        variance = square - positions.sum() ** 2
+        parts = []
+        for seconds in (15, 60, 240, 960):
+            blocks = traffic.blocks(seconds)
+            rest = blocks.accepted.sum(0) - positions.sum() * blocks.drafts
+            parts.append(f"{seconds} s {(rest**2).sum() / blocks.drafts.sum() / variance:.1f}")
+        yield (
+            f"{name}: {total / len(traffic.t) / traffic.seconds:.1f} drafts/s, positions "
+            + ", ".join(f"{p:.3f}" for p in positions)
+            + ", variance inflation over "
+            + ", ".join(parts)
+        )
+
+
+def load(path: Path) -> tuple[list[World], Sequence[Change]]:
+    """Worlds and changes of a scenario file.
+
+    Raises:
+        SystemExit: it cannot be read or used; the message says why.
+    """
+    try:
+        read = YAML(typ="safe", pure=True).load(path)
+        values = read if isinstance(read, dict) else {"worlds": read}
+        if unknown := values.keys() - {"worlds", "changes"}:
+            raise ValueError(f"unknown key {sorted(unknown)[0]!r}")
+        worlds = [_made(World, one) for one in values["worlds"]]
+        changes = [_made(Change, one) for one in values.get("changes", [])] or CHANGES
+        if any(len(c.positions) != w.k for c in changes for w in worlds):
+            raise ValueError("a change needs as many positions as each world has")
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the user is told in one line
+        raise SystemExit(f"error: {path}: {error}; see --help for what it may hold") from None
+    return worlds, changes
+
+
+def _made(kind: Any, values: dict[str, Any]) -> Any:
+    known = {f.name for f in fields(kind)}
+    if unknown := values.keys() - known:
+        raise ValueError(f"unknown key {sorted(unknown)[0]!r}")
+    return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="bench.drift",
+        description=__doc__,
+        epilog=HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("scenario", nargs="?", type=Path, help="a file with worlds to try instead")
+    parser.add_argument("--quick", action="store_true", help="few worlds: rough figures")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    worlds, changes = load(arguments.scenario) if arguments.scenario else (WORLDS, CHANGES)
+    effort = QUICK if arguments.quick else FULL
+    begin = time.monotonic()
+    for line in check(arguments.seed):
+        print(line)
+    print(
+        f"{effort.months} months of each world; {effort.months * effort.repeats} times each change, "
+        f"ADWIN {effort.adwin_months} and {effort.adwin_months * effort.adwin_repeats}. "
+        "Delays: median / 95th percentile.\n"
+    )
+    missed = False
+    for world in worlds:
+        for line in table(world, changes, measure(world, changes, effort, arguments.seed)):
+            print(line, flush=True)
+            missed = missed or line.startswith(("MISSED", "FASTER"))
+    print(f"{(time.monotonic() - begin) / 60:.1f} min", file=sys.stderr)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

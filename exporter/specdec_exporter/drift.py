@@ -13,7 +13,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import add, mul
 from typing import Any, Literal, Self
 
@@ -28,15 +28,15 @@ FALSE_ALARMS_PER_MONTH = 0.5
 _BIN_SECONDS = 240.0
 _MOST_BINS = round(7 * DAY_SECONDS / _BIN_SECONDS)
 _SHORT_BINS = round(16 * 60 / _BIN_SECONDS)
-_LONG_BINS = round(2 * 3600 / _BIN_SECONDS)
+_LONG_BINS = round(3600 / _BIN_SECONDS)
 _MAX_SHARE = 12
 """A block is at most this fraction (one in twelve) of the past, or its variance is a guess."""
 _CYCLE_DAYS = 2.0
 """A daily cycle is fitted to this many days or more: one day's slow change is no cycle yet."""
 _CYCLE_PRIOR = 0.1
 """A cycle is expected to be about so large against the mean, where nothing has been seen."""
-_MARGIN = 1.645
-"""Standard errors of the reference that a fall must exceed besides: its one-sided 95 % bound."""
+_MARGIN = 2.0
+"""Standard errors of the reference that no fall can be told from."""
 _SHAPE_PRIOR = 20.0
 """Accepted tokens as expected that are put to those seen, so that few of them say little."""
 
@@ -69,7 +69,7 @@ class Reference:
     position_acceptance_ratio: tuple[float, ...]
     """Mean over drafts, of position 0 first; there may be fewer than k."""
     accepted_variance: tuple[float, float]
-    """Variance of a sum of accepted tokens per draft in it, over 16 minutes and over 2 hours."""
+    """Variance of a sum of accepted tokens per draft in it, over 16 minutes and over an hour."""
     first_variance: tuple[float, float]
     """The same of position 0 alone."""
     accepted_cycle: tuple[float, ...] = ()
@@ -135,7 +135,8 @@ def configured(
         ValueError: no positions, k = 0, or ratios that are not those of nested events.
     """
     kept = tuple(positions[: fingerprint.num_speculative_tokens])
-    if not kept or not 1.0 >= kept[0] > 0.0 or list(kept) != sorted(kept, reverse=True):
+    nested = all(1.0 >= a >= b >= 0.0 for a, b in pairwise((*kept, 0.0)))
+    if not kept or not kept[0] > 0.0 or not nested:
         raise ValueError(
             f"a reference needs acceptance ratios in 0..1 that do not increase, got {positions}"
         )
@@ -156,7 +157,7 @@ def reference_from(
     """A reference from a span, however short.
 
     Where the span is too short to show the variance of blocks of 16 minutes (3.2 hours are needed)
-    or 2 hours (a day), the given inflation stands in.
+    or an hour (12 hours), the given inflation stands in.
 
     Args:
         intervals: unix seconds of its end, and the interval; in time order.
@@ -317,7 +318,7 @@ class Chart:
     mean: float
     variance: float
     allowance: float
-    """The fall allowed for, and the reference's own uncertainty."""
+    """The fall, or more where the reference itself is no better known: √(fall² + (2 errors)²)."""
     threshold: float = math.inf
     missing: float = 0.0
     since: float | None = None
@@ -379,8 +380,10 @@ class Chart:
 class Detector:
     """Compares what a target accepts with its reference, one scrape interval after the other.
 
-    Three charts share the false alarms: J and a small fall, J and a large one, position 0 and a
-    small one. An incident latches: it stays, and nothing more is taken in, until acknowledged.
+    Three charts: J and a small fall, J and a large one, position 0 and a small one. Each is solved
+    for the whole of the false alarms: they see the same drafts, so the first and the last mostly
+    alarm together, and the second hardly at all. An incident latches: it stays, and nothing more is
+    taken in, until acknowledged.
 
     Args:
         reference: what acceptance should be.
@@ -400,7 +403,7 @@ class Detector:
             _chart("fast", reference, mean, 0.20, accepted_short),
             _chart("first", reference, first, 0.05, max(reference.first_variance)),
         ]
-        self._seconds_per_alarm = MONTH_SECONDS / false_alarms_per_month * len(self.charts)
+        self._seconds_per_alarm = MONTH_SECONDS / false_alarms_per_month
         self._drafts = self._seconds = 0.0
         self._octave: int | None = None
 
@@ -470,7 +473,7 @@ class Detector:
         self._set_thresholds()
 
     def _set_thresholds(self) -> None:
-        """Solve for the reference's rate, or for what is seen where that is twice of it or more."""
+        """Solve for the reference's rate, or for the power of two below what is seen if larger."""
         if self._seconds <= 0.0:
             return
         # By powers of two, since the thresholds grow with the logarithm only.
@@ -537,7 +540,7 @@ def _chart(name: str, reference: Reference, mean: float, fall: float, variance: 
         fall=fall,
         mean=mean,
         variance=variance,
-        allowance=fall + _MARGIN * error,
+        allowance=math.hypot(fall, _MARGIN * error),
     )
 
 

@@ -1,0 +1,520 @@
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from specdec_exporter.drift import (
+    DAY_SECONDS,
+    LEARN_SECONDS,
+    MONTH_SECONDS,
+    Detector,
+    Fingerprint,
+    Incident,
+    Learner,
+    Reference,
+    configured,
+    reference_from,
+    shape_of,
+)
+from specdec_exporter.parse import parse
+from specdec_exporter.uncertainty import Interval, active_intervals
+from specdec_exporter.window import History
+
+DATA = Path(__file__).parent / "data"
+GUIDE = (0.47, 0.24)
+TWO = Fingerprint("m", 2)
+MONDAY = 1_767_571_200.0
+"""A midnight, UTC."""
+
+Intervals = list[tuple[float, Interval]]
+
+
+def recorded(name: str) -> tuple[float, Intervals]:
+    """Time of the first scrape, and the intervals after it."""
+    history, found, begin = History(), [], math.inf
+    for line in (DATA / name).read_text().splitlines():
+        scrape = json.loads(line)
+        begin = min(begin, scrape["t"])
+        history.add(parse("\n".join(scrape["m"]).encode() + b"\n", t=scrape["t"]))
+        for window in history.last_interval():
+            found += [(scrape["t"], interval) for interval in active_intervals(window)]
+    return begin, found
+
+
+def scrape(
+    chance: random.Random, positions: Sequence[float], drafts: float, seconds: float
+) -> Interval:
+    """Independent drafts, all in all."""
+    left, accepted, above = drafts, [], 1.0
+    for position in positions:
+        share = position / above if above > 0 else 0.0
+        left = min(left, max(0.0, round(chance.gauss(left * share, math.sqrt(left * share * (1 - share))))))
+        accepted.append(left)
+        above = position
+    return Interval(seconds, drafts, tuple(accepted))
+
+
+def traffic(
+    chance: random.Random,
+    begin: float,
+    seconds: float,
+    positions: Callable[[float], Sequence[float]] | Sequence[float] = GUIDE,
+    *,
+    rate: float = 20.0,
+    step: float = 60.0,
+) -> Iterator[tuple[float, Interval]]:
+    for i in range(round(seconds / step)):
+        t = begin + (i + 1) * step
+        now = positions(t) if callable(positions) else positions
+        yield t, scrape(chance, now, round(rate * step), step)
+
+
+def feed(detector: Detector, intervals: Iterator[tuple[float, Interval]]) -> Incident | None:
+    for t, interval in intervals:
+        detector.add(t, interval)
+    return detector.incident
+
+
+def learned(chance: random.Random, days: float = 7.0, **world: Any) -> Reference:
+    learner = Learner(13.0)
+    for t, interval in traffic(chance, MONDAY, days * DAY_SECONDS, step=240.0, **world):
+        learner.add(t, interval)
+    reference = learner.reference(Fingerprint("m", len(interval.per_position)), t)
+    assert reference is not None
+    return reference
+
+
+def guide(inflation: float = 13.0) -> Reference:
+    return configured(TWO, GUIDE, taken_at=MONDAY, variance_inflation=inflation)
+
+
+def through_json(values: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.dumps(values))
+    return found
+
+
+# Recordings
+
+
+def test_a_real_drift_is_found_within_five_seconds_and_not_before_it_came() -> None:
+    begin, intervals = recorded("vllm-0.32-cpu/series_draft-real-k4.jsonl")
+    first = [(t, interval) for t, interval in intervals if t - begin < 15.01]
+    reference = reference_from(
+        first, Fingerprint("tiny", 4), source="recorded", taken_at=begin + 15, variance_inflation=13
+    )
+    assert reference.span_seconds == pytest.approx(15, abs=0.1)
+    detector = Detector(reference)
+    incident = feed(detector, iter(intervals[len(first) :]))
+    assert incident is not None
+    assert 21.0 < incident.detected_at - begin <= 26.01
+    assert 20.0 <= incident.since - begin <= 22.0
+    # Random words: position 0 from 0.58 to 0.22, and hardly ever a token after it.
+    assert incident.shape == "even"
+    assert incident.expected_mean_accepted_length == pytest.approx(2.34, abs=0.01)
+    assert incident.observed_mean_accepted_length < 1.5
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_a_steady_recording_never_drifts_from_its_first_seconds_nor_from_the_rates_it_had(
+    k: int,
+) -> None:
+    begin, intervals = recorded(f"vllm-0.24-h200/series_k{k}.jsonl")
+    fingerprint = Fingerprint("gemma", k)
+    references = [
+        reference_from(
+            [(t, i) for t, i in intervals if t - begin <= span],
+            fingerprint,
+            source="recorded",
+            taken_at=begin + span,
+            variance_inflation=13,
+        )
+        for span in (5, 15)
+    ]
+    references.append(
+        configured(fingerprint, (0.47, 0.24, 0.12, 0.06), taken_at=0, variance_inflation=13)
+    )
+    for reference in references:
+        detector, highest = Detector(reference), 0.0
+        for t, interval in intervals:
+            detector.add(t, interval)
+            highest = max(highest, detector.score)
+        assert detector.incident is None
+        assert highest < 0.5
+
+
+def test_a_recorded_collapse_of_position_1_is_found_with_its_tail() -> None:
+    _, intervals = recorded("vllm-0.24-h200/series_k2_pos1_collapse.jsonl")
+    incident = feed(Detector(guide()), iter(intervals))
+    assert incident is not None
+    assert (incident.shape, incident.chart) == ("tail", "slow")
+
+
+# Detection
+
+
+def evenly(fall: float) -> tuple[float, float]:
+    """All conditional acceptances times 1 − fall."""
+    return GUIDE[0] * (1 - fall), GUIDE[1] * (1 - fall) ** 2
+
+
+@pytest.mark.parametrize(
+    ("positions", "shape"),
+    [
+        ((0.40, 0.40 * 0.24 / 0.47), "front"),
+        ((0.40, 0.24), "front"),
+        ((0.47, 0.19), "tail"),
+        (evenly(0.08), "even"),
+        (evenly(0.5), "even"),
+        ((0.009, 0.003), "front"),
+    ],
+)
+def test_a_drift_has_the_shape_of_the_conditional_acceptances_that_fell(
+    positions: tuple[float, float], shape: str
+) -> None:
+    chance = random.Random(1)
+    incident = feed(Detector(guide()), traffic(chance, MONDAY, DAY_SECONDS, positions))
+    assert incident is not None
+    assert incident.shape == shape
+    assert incident.expected_positions == pytest.approx(GUIDE)
+    assert incident.observed_positions == pytest.approx(positions, abs=0.03)
+    assert incident.observed_mean_accepted_length == pytest.approx(1 + sum(positions), abs=0.04)
+
+
+def test_with_one_position_every_fall_is_of_the_front() -> None:
+    assert shape_of((0.47,), (0.3,), 1e4) == "front"
+
+
+def test_a_fall_of_position_0_that_the_deeper_ones_make_up_for_is_found_by_its_own_chart() -> None:
+    positions = (0.40, 0.30)
+    incident = feed(
+        Detector(guide()), traffic(random.Random(2), MONDAY, DAY_SECONDS, positions)
+    )
+    assert incident is not None
+    assert (incident.chart, incident.shape) == ("first", "front")
+
+
+def test_a_collapse_is_found_by_the_chart_for_large_falls_in_a_minute() -> None:
+    chance = random.Random(3)
+    incident = feed(Detector(guide()), traffic(chance, MONDAY, 600, (0.01, 0.0), step=5.0))
+    assert incident is not None
+    assert incident.chart == "fast"
+    assert incident.detected_at - MONDAY <= 60
+
+
+def test_the_beginning_of_a_drift_is_told_from_when_it_was_found() -> None:
+    chance = random.Random(4)
+    detector = Detector(guide())
+    assert feed(detector, traffic(chance, MONDAY, 6 * 3600)) is None
+    change = MONDAY + 6 * 3600
+    incident = feed(detector, traffic(chance, change, 6 * 3600, evenly(0.2)))
+    assert incident is not None
+    assert abs(incident.since - change) < 300 < incident.detected_at - change
+
+
+def test_a_slow_decline_from_3_07_to_2_8_over_hours_is_found_before_it_ends() -> None:
+    # https://github.com/vllm-project/vllm/issues/41838: cured by a restart, seen by nobody for long.
+    k = 4
+    start = (0.75, 0.56, 0.43, 0.33)
+    assert 1 + sum(start) == pytest.approx(3.07)
+
+    def decline(t: float) -> tuple[float, ...]:
+        share = 1 - (0.27 / 2.07) * min(1.0, max(0.0, (t - begin) / (6 * 3600)))
+        return tuple(p * share for p in start)
+
+    chance = random.Random(5)
+    reference = learned(chance, positions=start)
+    detector = Detector(reference)
+    begin = MONDAY + 8 * DAY_SECONDS
+    assert feed(detector, traffic(chance, begin - DAY_SECONDS, DAY_SECONDS, start)) is None
+    incident = feed(detector, traffic(chance, begin, 6 * 3600, decline))
+    assert incident is not None
+    assert len(incident.observed_positions) == k
+    # And not at once, as noise would be.
+    assert incident.detected_at - begin > 1800
+
+
+def daily(size: float) -> Callable[[float], tuple[float, ...]]:
+    def positions(t: float) -> tuple[float, ...]:
+        angle = 2 * math.pi * t / DAY_SECONDS
+        share = 1 + size * (math.sin(angle) + 0.4 * math.cos(2 * angle))
+        return tuple(p * share for p in GUIDE)
+
+    return positions
+
+
+def test_a_day_like_the_learned_ones_is_no_drift_and_only_the_learned_cycle_makes_it_so() -> None:
+    chance = random.Random(6)
+    reference = learned(chance, positions=daily(0.08))
+    peak = MONDAY + DAY_SECONDS / 4
+    want = daily(0.08)(peak)
+    assert reference.expected(peak) == pytest.approx((sum(want), want[0]), rel=0.01)
+    week = list(traffic(chance, MONDAY + 7 * DAY_SECONDS, 7 * DAY_SECONDS, daily(0.08)))
+    assert feed(Detector(reference), iter(week)) is None
+    flat = replace(reference, accepted_cycle=(), first_cycle=())
+    assert feed(Detector(flat), iter(week)) is not None
+
+
+def test_a_drift_is_told_from_the_time_of_day_that_it_comes_at() -> None:
+    chance = random.Random(7)
+    reference = learned(chance, positions=daily(0.08))
+    # Where it is 4.8 % above the mean, a fall of 12 % is one of 8 % from the mean.
+    begin = MONDAY + 8 * DAY_SECONDS + DAY_SECONDS / 4 - 3600
+    usual = daily(0.08)
+    incident = feed(
+        Detector(reference),
+        traffic(chance, begin, 7200, lambda t: [0.88 * p for p in usual(t)]),
+    )
+    assert incident is not None
+    assert incident.expected_mean_accepted_length > 1 + 1.04 * sum(GUIDE)
+    assert sum(incident.expected_positions) == pytest.approx(
+        incident.expected_mean_accepted_length - 1
+    )
+
+
+def test_idle_time_says_nothing() -> None:
+    chance = random.Random(8)
+    detector = Detector(guide())
+    feed(detector, traffic(chance, MONDAY, 600, evenly(0.1)))
+    before = detector.to_dict()
+    assert detector.score > 0
+    for i in range(1000):
+        detector.add(MONDAY + 600 + i * 60, Interval(60.0, 0.0, (0.0, 0.0)))
+    assert detector.to_dict() == before
+
+
+def test_what_has_another_k_says_nothing() -> None:
+    detector = Detector(guide())
+    for per_position in ((), (0.0,)):
+        detector.add(MONDAY, Interval(5.0, 1e6, per_position))
+    assert detector.score == 0
+    assert detector.incident is None
+
+
+def test_an_incident_survives_recovery_until_it_is_acknowledged() -> None:
+    chance = random.Random(9)
+    detector = Detector(guide())
+    incident = feed(detector, traffic(chance, MONDAY, 3600, evenly(0.4)))
+    assert incident is not None
+    feed(detector, traffic(chance, MONDAY + 3600, 2 * DAY_SECONDS))
+    assert detector.incident == incident
+    assert detector.score >= 1
+    detector.acknowledge()
+    assert (detector.incident, detector.score) == (None, 0)
+    assert feed(detector, traffic(chance, MONDAY + 3 * DAY_SECONDS, DAY_SECONDS)) is None
+    # The reference is the same, so what is still wrong is found again.
+    assert feed(detector, traffic(chance, MONDAY + 4 * DAY_SECONDS, 3600, evenly(0.4))) is not None
+
+
+def test_a_restart_loses_nothing() -> None:
+    chance = random.Random(10)
+    intervals = list(traffic(chance, MONDAY, 3600, evenly(0.2)))
+    straight = Detector(guide())
+    feed(straight, iter(intervals))
+    assert straight.incident is not None
+    restarted = Detector(guide())
+    for t, interval in intervals:
+        restarted.add(t, interval)
+        reference = Reference.from_dict(through_json(restarted.reference.to_dict()))
+        restarted = Detector.from_dict(reference, through_json(restarted.to_dict()))
+    assert restarted.reference == straight.reference
+    assert restarted.to_dict() == straight.to_dict()
+    assert restarted.incident == straight.incident
+    assert restarted.score == straight.score
+
+
+def test_a_detector_that_has_seen_nothing_can_be_kept_too() -> None:
+    detector = Detector.from_dict(guide(), through_json(Detector(guide()).to_dict()))
+    assert (detector.score, detector.incident) == (0, None)
+
+
+def test_the_threshold_solves_the_run_length_formula() -> None:
+    reference = replace(guide(), drafts_per_second=20.0)
+    detector = Detector(reference, false_alarms_per_month=2.0)
+    detector.add(MONDAY, Interval(1.0, 20.0, (9.4, 4.8)))
+    for chart in detector.charts:
+        x = 2 * chart.fall * chart.mean * chart.threshold / chart.variance
+        drafts = (math.exp(x) - x - 1) * chart.variance / (2 * (chart.fall * chart.mean) ** 2)
+        assert drafts / 20.0 == pytest.approx(MONTH_SECONDS / 2.0)
+
+
+def test_more_traffic_than_the_reference_had_raises_the_thresholds() -> None:
+    reference = replace(guide(), drafts_per_second=20.0)
+    thresholds = []
+    for rate in (5.0, 20.0, 31.0, 80.0):
+        detector = Detector(reference)
+        detector.add(MONDAY, Interval(1.0, rate, (0.47 * rate, 0.24 * rate)))
+        thresholds.append(detector.charts[0].threshold)
+    assert thresholds[0] == thresholds[1] == thresholds[2] < thresholds[3]
+
+
+def test_false_alarms_are_as_few_as_asked_for() -> None:
+    # Asked for many, so that they can be counted: 120 a month of independent drafts, from each of
+    # three charts of which two are alike.
+    chance = random.Random(11)
+    wanted, alarms, months = 120.0, 0, 2
+    detector = Detector(replace(guide(1.0), drafts_per_second=1.0), false_alarms_per_month=wanted)
+    for t, interval in traffic(chance, MONDAY, months * MONTH_SECONDS, rate=1.0, step=20.0):
+        detector.add(t, interval)
+        if detector.incident is not None:
+            alarms += 1
+            detector.acknowledge()
+    assert 0.5 * wanted < alarms / months < 1.5 * wanted
+
+
+# References
+
+
+def test_there_is_no_reference_before_four_hours_of_drafting() -> None:
+    chance = random.Random(12)
+    learner = Learner(13.0)
+    for t, interval in traffic(chance, MONDAY, LEARN_SECONDS - 60):
+        learner.add(t, interval)
+        learner.add(t + 1, Interval(60.0, 0.0, (0.0, 0.0)))
+        assert learner.reference(TWO, t) is None
+    learner.add(t + 60, interval)
+    reference = learner.reference(TWO, t + 60)
+    assert reference is not None
+    assert (reference.source, reference.taken_at) == ("learned", t + 60)
+    assert reference.position_acceptance_ratio == pytest.approx(GUIDE, rel=0.03)
+    assert reference.drafts_per_second == pytest.approx(20)
+
+
+def test_a_reference_is_flat_until_there_are_two_days() -> None:
+    chance = random.Random(13)
+    assert learned(chance, 1.9, positions=daily(0.08)).accepted_cycle == ()
+    assert len(learned(chance, 2.1, positions=daily(0.08)).accepted_cycle) == 5
+
+
+def test_hours_that_were_never_seen_are_expected_to_be_near_the_mean() -> None:
+    chance = random.Random(14)
+    learner = Learner(13.0)
+    for day in range(7):
+        morning = MONDAY + day * DAY_SECONDS + 9 * 3600
+        for t, interval in traffic(chance, morning, 6 * 3600, rate=2.0, step=240.0):
+            learner.add(t, interval)
+    reference = learner.reference(TWO, t)
+    assert reference is not None
+    for hour in range(24):
+        mean, first = reference.expected(MONDAY + hour * 3600)
+        assert mean == pytest.approx(sum(GUIDE), rel=0.15)
+        assert first == pytest.approx(GUIDE[0], rel=0.15)
+
+
+def test_the_variance_of_a_reference_is_that_of_long_sums() -> None:
+    independent = learned(random.Random(15), 2.0)
+    within = 0.47 + 3 * 0.24 - 0.71**2
+    assert independent.accepted_variance == (pytest.approx(within, rel=0.2),) * 2
+    assert independent.first_variance == (pytest.approx(0.47 * 0.53, rel=0.2),) * 2
+    # A shift that lasts for half an hour: by hand, blocks that long see all of it, shorter ones too.
+    chance = random.Random(16)
+    shifts: dict[int, float] = {}
+
+    def shifted(t: float) -> list[float]:
+        shift = shifts.setdefault(int((t - 1) // 1800), chance.choice([-0.05, 0.05]))
+        return [p * (1 + shift) for p in GUIDE]
+
+    short, long = learned(chance, 7.0, positions=shifted).accepted_variance
+    of_shift = 20 * (0.05 * 0.71) ** 2
+    assert short == pytest.approx(within + of_shift * 960 * (1 - 960 / 1800 / 3), rel=0.15)
+    assert long == pytest.approx(within + of_shift * 1800 * (1 - 1800 / 3600 / 3), rel=0.25)
+
+
+def test_where_the_span_is_short_the_given_inflation_stands_in() -> None:
+    chance = random.Random(17)
+
+    def variances(seconds: float) -> tuple[float, float]:
+        intervals = traffic(chance, MONDAY, seconds)
+        got = reference_from(intervals, TWO, source="recorded", taken_at=0, variance_inflation=50)
+        return got.accepted_variance
+
+    within = 0.47 + 3 * 0.24 - 0.71**2
+    assert variances(15 * 60) == (pytest.approx(50 * within, rel=0.1),) * 2
+    short, long = variances(4 * 3600)
+    assert short < 5 * within
+    assert long == pytest.approx(50 * within, rel=0.1)
+
+
+def test_a_short_reference_that_is_off_by_its_own_error_raises_no_alarm() -> None:
+    # 2,000 drafts whose inflation is 13 give E[J] to 9 %: the truth is well below what they showed.
+    lucky = (Interval(100.0, 2000.0, (2000 * 0.51, 2000 * 0.26)),)
+    reference = reference_from(
+        [(MONDAY, lucky[0])], TWO, source="recorded", taken_at=MONDAY, variance_inflation=13
+    )
+    sure = replace(reference, drafts=1e9)
+    day = list(traffic(random.Random(18), MONDAY, DAY_SECONDS))
+    assert feed(Detector(reference), iter(day)) is None
+    assert feed(Detector(sure), iter(day)) is not None
+
+
+def test_a_configured_reference_has_the_positions_given_and_no_others() -> None:
+    two = configured(TWO, (0.47, 0.24, 0.12), taken_at=1, variance_inflation=13)
+    assert two.position_acceptance_ratio == GUIDE
+    four = configured(Fingerprint("m", 4), GUIDE, taken_at=1, variance_inflation=13)
+    assert four.position_acceptance_ratio == GUIDE
+    # What nobody has said anything about is not compared.
+    chance = random.Random(19)
+    assert feed(Detector(four), traffic(chance, MONDAY, 3600, (0.47, 0.24, 0.0, 0.0))) is None
+    incident = feed(Detector(four), traffic(chance, MONDAY, 3600, (0.3, 0.1, 0.1, 0.1)))
+    assert incident is not None
+    assert len(incident.observed_positions) == 2
+
+
+@pytest.mark.parametrize("positions", [(), (0.0,), (1.2,), (0.3, 0.4), (0.3, -0.1), (math.nan,)])
+def test_a_configured_reference_that_cannot_be_is_refused(positions: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="acceptance ratios in 0..1 that do not increase"):
+        configured(TWO, positions, taken_at=0, variance_inflation=13)
+
+
+def test_there_is_nothing_to_refer_to_without_drafts_of_that_k() -> None:
+    one = [(MONDAY, Interval(5.0, 100.0, (47.0,)))]
+    none_accepted = [(MONDAY, Interval(5.0, 100.0, (0.0, 0.0)))]
+    for intervals in ([], one, none_accepted):
+        with pytest.raises(ValueError, match="nothing was accepted at k = 2"):
+            reference_from(intervals, TWO, source="recorded", taken_at=0, variance_inflation=13)
+
+
+def test_learning_begins_anew_with_another_k() -> None:
+    chance = random.Random(20)
+    learner = Learner(13.0)
+    for t, interval in traffic(chance, MONDAY, 2 * LEARN_SECONDS, (0.5,)):
+        learner.add(t, interval)
+    assert learner.reference(TWO, t) is None
+    learner.add(t + 60, scrape(chance, GUIDE, 1200, 60.0))
+    assert learner.seconds == 60
+
+
+def test_learning_survives_a_restart_and_its_memory_is_bounded() -> None:
+    chance = random.Random(21)
+    learner = Learner(13.0)
+    for i, (t, interval) in enumerate(traffic(chance, MONDAY, 9 * DAY_SECONDS, daily(0.05))):
+        learner.add(t, interval)
+        if i % 2000 == 1999:
+            learner = Learner.from_dict(through_json(learner.to_dict()), 13.0)
+    assert learner.seconds == pytest.approx(7 * DAY_SECONDS, rel=0.001)
+    assert len(json.dumps(learner.to_dict())) < 200_000
+    again = Learner.from_dict(through_json(learner.to_dict()), 13.0)
+    assert again.reference(TWO, t) == learner.reference(TWO, t)
+
+
+def test_a_clock_that_is_set_back_does_not_disorder_what_was_learned() -> None:
+    chance = random.Random(22)
+    learner = Learner(13.0)
+    for t, interval in traffic(chance, MONDAY, 3600):
+        learner.add(t, interval)
+    learner.add(MONDAY, interval)
+    indices = [row[0] for row in learner.to_dict()["bins"]]
+    assert all(a < b for a, b in pairwise(indices))
+    assert learner.seconds == 3660
+
+
+def test_a_drafter_that_never_misses_can_be_referred_to() -> None:
+    reference = configured(TWO, (1.0, 1.0), taken_at=0, variance_inflation=13)
+    incident = feed(Detector(reference), traffic(random.Random(23), MONDAY, 60, (0.9, 0.8)))
+    assert incident is not None
