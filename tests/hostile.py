@@ -19,7 +19,7 @@ class Exchange:
     """One request, to be answered as badly as a test likes."""
 
     number: int
-    """Of the request, over all connections, from 0."""
+    """Of the request among those for the same path, over all connections, from 0."""
     head: bytes
     peer: socket.socket
     stopped: threading.Event
@@ -106,7 +106,8 @@ class HostileServer:
         with contextlib.suppress(OSError), peer:
             while (head := _head(peer)) is not None:
                 with self._lock:
-                    number = len(self.requests)
+                    line = head.partition(b"\r\n")[0]
+                    number = sum(before.startswith(line) for before in self.requests)
                     self.requests.append(head)
                 answer = self.answer
                 exchange = Exchange(number, head, peer, self._stopped)

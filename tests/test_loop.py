@@ -323,7 +323,7 @@ def test_rules_stay_as_they_were_over_a_restart_and_pending_ones_do_not_age_in_b
     assert states(first.status)["drafter_misaligned"] == "pending"
     saved = json.loads(json.dumps(first.saved()))
     second = monitor()
-    second.restore(saved, pause=3600.0)
+    second.restore(saved, None, pause=3600.0)
     later = 5.0 * 27 + 3600.0
     second.observe(broken_page(1), t=0.0, duration=0.1)
     second.judge(later)
@@ -341,7 +341,7 @@ def test_state_of_another_server_under_the_same_name_is_not_taken_over() -> None
         Target(name="m", url="http://127.0.0.1:8001"),
         Settings(targets=(Target(name="m", url="http://127.0.0.1:8001"),)),
     )
-    other.restore(first.saved(), pause=0.0)
+    other.restore(first.saved(), first.learned(), pause=0.0)
     other.observe(good_page(1), t=0.0, duration=0.1)
     other.judge(200.0)
     assert "firing" not in states(other.status).values()
@@ -601,8 +601,16 @@ def test_ticks_that_a_slow_target_missed_are_left_out_and_the_others_keep_their_
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
+    async def version(*_: object) -> str:
+        return ""
+
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
     wait = asyncio.sleep
     monkeypatch.setattr(loop_module, "fetch", costly)
+    monkeypatch.setattr(loop_module, "fetch_version", version)
+    monkeypatch.setattr(Loop, "_judge", never)
     monkeypatch.setattr(asyncio, "sleep", sleep)
     with capture_logs():
         asyncio.run(run())

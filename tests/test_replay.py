@@ -12,7 +12,8 @@ from specdec_exporter.baseline import static
 from specdec_exporter.calibrate import from_recordings
 from specdec_exporter.config import Settings
 from specdec_exporter.model import Reason, RuleState
-from specdec_exporter.replay import RecordingError, Rejected, Replayed, read_baseline, replay
+from specdec_exporter.references import UnusableReference, read_baseline
+from specdec_exporter.replay import RecordingError, Rejected, Replayed, replay
 from specdec_exporter.rules import rule_table
 from specdec_exporter.thresholds import PositionDecay, Thresholds
 
@@ -281,5 +282,5 @@ def test_a_file_that_is_no_baseline_is_named(
     path = tmp_path / "baseline.json"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(RecordingError, match=f"baseline.json: .*{said}"):
+    with pytest.raises(UnusableReference, match=f"baseline.json: .*{said}"):
         read_baseline(path)

@@ -159,8 +159,8 @@ def replay(
     ] = None,
 ) -> None:
     """Measure recorded scrapes, with the recorded time as the clock."""
-    from specdec_exporter.references import UnusableReference, read_reference
-    from specdec_exporter.replay import RecordingError, Rejected, read_baseline
+    from specdec_exporter.references import UnusableReference, read_baseline, read_reference
+    from specdec_exporter.replay import RecordingError, Rejected
     from specdec_exporter.replay import replay as measure
     from specdec_exporter.report import print_json, print_table
 
@@ -171,11 +171,11 @@ def replay(
         raise _CannotRun(f"--window: {error}") from error
     try:
         frozen = None if reference is None else read_reference(reference)
+        against = None if baseline is None else read_baseline(baseline)
     except UnusableReference as error:
         raise _CannotRun(str(error)) from error
 
     def measured() -> Iterator[Any]:
-        against = read_baseline(baseline) if baseline else None
         refused: set[str] = set()
         for path in paths:
             for result in measure(

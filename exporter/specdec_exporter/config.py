@@ -119,6 +119,23 @@ class Target(BaseModel):
     reference: tuple[Ratio, ...] | Path | None = None
     """Acceptance to compare with, by position, or a file of `take-reference`; learned if none."""
 
+    role: Literal["serving", "baseline"] = "serving"
+    """`baseline`: a replica without speculation, by which others of its model are measured."""
+    baseline: float | Path | None = None
+    """TPOT without speculation: a file of `calibrate`, or one duration for any load."""
+
+    @field_validator("baseline", mode="before")
+    @classmethod
+    def _baseline(cls, value: object) -> object:
+        if value is None or isinstance(value, Path | float):
+            return value
+        try:
+            return parse_duration(value)
+        except ValueError:
+            if isinstance(value, str) and value:
+                return Path(value)
+            raise ValueError("expected a duration like 8ms, or a file of calibrate") from None
+
     @field_validator("reference", mode="before")
     @classmethod
     def _reference(cls, value: object) -> object:

@@ -22,6 +22,7 @@ from specdec_exporter.model import (
     Derived,
     EngineTotals,
     ExporterStatus,
+    Gain,
     RuleState,
     TargetStatus,
 )
@@ -101,6 +102,28 @@ def _windowed_by(
             ((m.total.model_name, *values, format_duration(m.total.window_seconds)), value)
             for m in status.measurements
             for values, value in read(m.total)
+        ),
+    )
+
+
+def _gain_by(
+    name: str,
+    help_: str,
+    formula: str,
+    labels: tuple[str, ...],
+    read: Callable[[Gain], Iterable[Sample]],
+) -> Family:
+    return Family(
+        name=f"specdec_{name}",
+        section=Section.WINDOWED,
+        help=f"{help_} {_S}",
+        formula=formula,
+        labels=("model_name", *labels, "window"),
+        samples=lambda status: (
+            ((m.total.model_name, *values, format_duration(m.total.window_seconds)), value)
+            for m in status.measurements
+            if m.gain is not None
+            for values, value in read(m.gain)
         ),
     )
 
@@ -275,6 +298,47 @@ FAMILIES: tuple[Family, ...] = (
         "Mean requests in decode, summed over engines (Little's law).",
         "ΔS / Δt",
         lambda d: d.decode_concurrency,
+    ),
+    _gain_by(
+        "baseline_tpot_seconds",
+        "What the window's tokens would have cost without speculation, at the same concurrency.",
+        "Σ w · TPOT₀(c) / Σ w",
+        ("source",),
+        lambda g: [((g.source,), g.baseline_tpot_seconds)],
+    ),
+    _gain_by(
+        "baseline_covered",
+        "Whether the baseline knows such a load; without a baseline there is no series.",
+        "",
+        (),
+        lambda g: [((), float(g.covered))],
+    ),
+    _gain_by(
+        "tpot_gain_ratio",
+        "How much less a token costs than without speculation, at equal load.",
+        "1 − TPOT / baseline",
+        ("match",),
+        lambda g: [
+            (("concurrency",), g.tpot_gain_ratio),
+            (("throughput",), g.tpot_gain_throughput_ratio),
+        ],
+    ),
+    _gain_by(
+        "tpot_gain_ratio_stderr",
+        "Standard error of the gain, that of the baseline included.",
+        "",
+        ("match",),
+        lambda g: [
+            (("concurrency",), g.tpot_gain_ratio_stderr),
+            (("throughput",), g.tpot_gain_throughput_ratio_stderr),
+        ],
+    ),
+    _gain_by(
+        "break_even_length",
+        "Tokens per step from which on speculation pays.",
+        "step time / baseline",
+        (),
+        lambda g: [((), g.break_even_length)],
     ),
     _windowed(
         "window_drafts",

@@ -70,6 +70,12 @@ def facts(measurement: Measurement) -> dict[str, float | None]:
         rules.DECODE_STEPS: counted.decode_steps,
         rules.DECODE_CONCURRENCY: derived.decode_concurrency,
     }
+    if (gain := measurement.gain) is not None:
+        known |= {
+            rules.COVERED: float(gain.covered),
+            rules.GAIN: gain.tpot_gain_ratio,
+            rules.GAIN_STDERR: gain.tpot_gain_ratio_stderr,
+        }
     return {symbol.name: value for symbol, value in known.items()}
 
 

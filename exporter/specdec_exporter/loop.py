@@ -18,21 +18,24 @@ import httpx
 import structlog
 
 from specdec_exporter import rules
+from specdec_exporter.baseline import PEER_SECONDS, Baseline, BaselineError, learn
 from specdec_exporter.config import Settings, Target
 from specdec_exporter.drift import Fingerprint
 from specdec_exporter.judge import Facts, Judge, facts
 from specdec_exporter.measure import Drafted, Meter
 from specdec_exporter.model import Measurement, Reason, ScrapeError, TargetStatus
 from specdec_exporter.parse import parse
-from specdec_exporter.references import check, configure
+from specdec_exporter.references import baselines, check, configure
 from specdec_exporter.rules import rule_table
-from specdec_exporter.scrape import fetch, new_client
+from specdec_exporter.scrape import fetch, fetch_version, new_client
 from specdec_exporter.store import Store, StoreError
 from specdec_exporter.watch import DriftWatch, reference_front
 
 EXPIRY_INTERVALS = 3
 """A target that has not answered for so many intervals loses its figures, but not its counters."""
 
+LEARN_WINDOW_SECONDS = 60.0
+"""Looked at for a baseline at a time; longer than the time between two evaluations."""
 LEARNED_SECONDS = 300.0
 """Time between two writes of what is being learned."""
 
@@ -46,8 +49,11 @@ class Monitor:
         self.target = target
         self._meter = Meter(settings.windows, settings.variance_inflation)
         self._watch = _drift_watch(target, settings)
-        self.engine_version: str | None = ""
+        self.engine_version: str | None = None
         """As the server says it; empty where it does not, None while it has not been asked."""
+        self.baselines = baselines(target)
+        self._restarts = 0
+        self._now = -math.inf
         self._judge = Judge(rule_table(settings), patience=settings.windows[0])
         self._judged_window = settings.windows[0]
         self._grace = settings.rules.target_down.grace
@@ -80,7 +86,7 @@ class Monitor:
         """
         if self._measurements is None:
             try:
-                self._measurements = self._meter.measure()
+                self._measurements = self._meter.measure(self._choose)
             except Exception as error:  # noqa: BLE001 - one target's trouble is its own
                 self._measurements = ()
                 self._record(self._typed(error))
@@ -99,6 +105,9 @@ class Monitor:
         before = self._watch.to_dict(learners=True)
         self._watch = _drift_watch(target, settings)
         self._watch.restore(before, before)
+        observed = self.baselines.to_dict()
+        self.baselines = baselines(target)
+        self.baselines.restore(observed)
         self._judged_window = settings.windows[0]
         self._grace = settings.rules.target_down.grace
         self._shortest_window = min(settings.windows)
@@ -144,8 +153,39 @@ class Monitor:
         )
         self._record(error)
 
+    def _choose(self, model_name: str) -> tuple[Baseline | None, str]:
+        return self.baselines.choose(model_name, self.engine_version or "", self._now)
+
+    def learn(self, unix_time: float) -> None:
+        """Take what there is without speculation as a baseline for when there is."""
+        self._now = unix_time
+        if self.engine_version is not None and self.status.measurements:
+            for window in self._meter.recent(LEARN_WINDOW_SECONDS):
+                self.baselines.observe(window, self.engine_version, unix_time)
+
+    def as_peer(self, unix_time: float) -> dict[str, Baseline]:
+        """What this target is as a live baseline of others, by model.
+
+        Raises:
+            BaselineError: it speculates.
+        """
+        if not self.status.measurements:
+            return {}
+        learned = {
+            window.model_name: learn(
+                window.tracks,
+                source="peer",
+                model_name=window.model_name,
+                engine_version=self.engine_version or "",
+                taken_at=unix_time,
+            )[0]
+            for window in self._meter.recent(PEER_SECONDS)
+        }
+        return {model: baseline for model, baseline in learned.items() if baseline is not None}
+
     def judge(self, unix_time: float) -> None:
         """Evaluate the rules on what is known now."""
+        self._now = unix_time
         status = self.status
         drift = {
             one.model_name: {
@@ -183,7 +223,11 @@ class Monitor:
 
     def learned(self) -> dict[str, Any]:
         """What is being learned: large, slow to change, and worth to be kept now and then."""
-        return {"url": self.target.url, "drift": self._watch.to_dict(learners=True)}
+        return {
+            "url": self.target.url,
+            "drift": self._watch.to_dict(learners=True),
+            "baselines": self.baselines.to_dict(),
+        }
 
     def restore(
         self, saved: Mapping[str, Any], learned: Mapping[str, Any] | None, pause: float
@@ -195,8 +239,11 @@ class Monitor:
         """
         if saved["url"] == self.target.url:
             self._judge.restore(saved["rules"], pause)
-            same = learned is not None and learned["url"] == self.target.url
-            self._watch.restore(saved["drift"], learned["drift"] if learned and same else None)
+            if learned is None or learned["url"] != self.target.url:
+                self._watch.restore(saved["drift"], None)
+            else:
+                self._watch.restore(saved["drift"], learned["drift"])
+                self.baselines.restore(learned["baselines"])
 
     def acknowledge_drift(self, model_name: str) -> bool:
         """End a model's drift incident; False where there is none."""
@@ -213,6 +260,7 @@ class Monitor:
                 # A window that spans a long outage would be an average over nothing.
                 self._meter.begin_anew()
             self._compare(self._meter.add(snapshot), unix_time)
+            self._forget_version()
         except Exception as error:  # noqa: BLE001 - what is not typed yet becomes so
             return self._typed(error)
         return None
@@ -224,6 +272,13 @@ class Monitor:
         for model_name, k, interval in drafted:
             fingerprint = Fingerprint(model_name, k, self.engine_version, self.target.revision)
             self._watch.add(unix_time, fingerprint, interval)
+
+    def _forget_version(self) -> None:
+        """A server that has started anew may be of another version, and is asked again."""
+        restarts = sum(totals.restarts for totals in self._meter.totals())
+        if restarts != self._restarts:
+            self._restarts = restarts
+            self.engine_version = None
 
     def _record(self, error: ScrapeError | None) -> None:
         if error is not None:
@@ -290,6 +345,7 @@ class Loop:
         self._saved: dict[str, Any] = {}
         self._store_broken = False
         self._learned_at = time.time()
+        self._refused_peers: set[str] = set()
         self._monitors = {t.name: self._monitor(t, settings) for t in settings.targets}
         self._changed = asyncio.Event()
 
@@ -378,6 +434,20 @@ class Loop:
             learned = self._learned() if due else {}
             await asyncio.to_thread(self._save, self._documents(), learned, now)
 
+    def _peers(self, unix_time: float) -> dict[str, Baseline]:
+        peers: dict[str, Baseline] = {}
+        for name, monitor in self._monitors.items():
+            if monitor.target.role != "baseline":
+                continue
+            try:
+                peers |= monitor.as_peer(unix_time)
+                self._refused_peers.discard(name)
+            except BaselineError as error:
+                if name not in self._refused_peers:
+                    log.warning("no baseline", target=name, problem=str(error))
+                self._refused_peers.add(name)
+        return peers
+
     def _documents(self) -> dict[str, Any]:
         return {name: monitor.saved() for name, monitor in self._monitors.items()}
 
@@ -385,9 +455,13 @@ class Loop:
         return {name: monitor.learned() for name, monitor in self._monitors.items()}
 
     def judge(self, unix_time: float) -> None:
-        """Evaluate the rules on every target."""
+        """Learn baselines, share those of peers, and evaluate the rules on every target."""
+        peers = self._peers(unix_time)
         for monitor in self._monitors.values():
             try:
+                if monitor.target.role != "baseline":
+                    monitor.baselines.peers = peers
+                    monitor.learn(unix_time)
                 monitor.judge(unix_time)
             except Exception as error:
                 log.error("cannot judge", target=monitor.target.name, exc_info=error)
@@ -406,6 +480,15 @@ class Loop:
             return
         self._store_broken = False
         self._saved = documents
+
+    async def _ask_version(
+        self, monitor: Monitor, settings: Settings, client: httpx.AsyncBaseTransport
+    ) -> None:
+        url, timeout = monitor.target.url, settings.scrape_timeout
+        try:
+            monitor.engine_version = await fetch_version(client, url, timeout)
+        except ScrapeError as error:
+            log.debug("version not known yet", target=monitor.target.name, problem=str(error))
 
     async def _watch(
         self, monitor: Monitor, settings: Settings, client: httpx.AsyncBaseTransport, delay: float
@@ -426,6 +509,8 @@ class Loop:
                 result = error
             now = self._clock()
             monitor.observe(result, t=t, duration=now - t, unix_time=time.time())
+            if monitor.engine_version is None and monitor.status.up:
+                await self._ask_version(monitor, settings, client)
             # Ticks that a slow target missed are left out, not caught up.
             due += settings.interval * max(1, math.ceil((now - due) / settings.interval))
             await asyncio.sleep(due - self._clock())

@@ -89,6 +89,10 @@ class Meter:
             for windows in _by_model(self._history.windows(seconds))
         )
 
+    def recent(self, seconds: float) -> tuple[Window, ...]:
+        """The last so many seconds of each model, engines together."""
+        return tuple(combine(windows) for windows in _by_model(self._history.windows(seconds)))
+
     def totals(self) -> tuple[EngineTotals, ...]:
         """Counters since the first snapshot, for each model and engine ever seen."""
         return self._history.totals()

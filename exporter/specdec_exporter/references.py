@@ -1,19 +1,22 @@
-"""References of acceptance as files and settings: read, written, and matched to what is watched."""
+"""What is compared with, as files and settings: references of acceptance, and baselines of TPOT."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
+from specdec_exporter.baseline import Baseline, BaselineError
+from specdec_exporter.baselines import Baselines
 from specdec_exporter.config import ConfigError, Problem, Settings, Target
 from specdec_exporter.drift import Fingerprint, Reference, configured
 from specdec_exporter.watch import Configure
 
 
 class UnusableReference(Exception):
-    """A reference that cannot be used; the message is one line."""
+    """A reference or a baseline that cannot be used; the message is one line."""
 
 
 def write_reference(file: Path, reference: Reference) -> None:
@@ -49,6 +52,34 @@ def read_reference(file: Path) -> Reference:
     return reference
 
 
+def read_baseline(file: Path) -> Baseline:
+    """Read what `calibrate` wrote.
+
+    Raises:
+        UnusableReference: there is no such file, or no baseline in it.
+    """
+    try:
+        return Baseline.from_json(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UnusableReference(f"{file}: {error.strerror}") from error
+    except (BaselineError, UnicodeDecodeError) as error:
+        raise UnusableReference(f"{file}: {error}") from error
+
+
+def baselines(target: Target) -> Baselines:
+    """The baselines that the settings of a target name.
+
+    Raises:
+        ConfigError: the file that they name cannot be used.
+    """
+    if not isinstance(target.baseline, Path):
+        return Baselines(None, target.baseline)
+    try:
+        return Baselines(read_baseline(target.baseline), None)
+    except UnusableReference as error:
+        raise ConfigError([Problem(f"target {target.name}", f"baseline: {error}")]) from error
+
+
 def configure(target: Target, variance_inflation: float) -> Configure:
     """What the settings of a target name as its reference.
 
@@ -74,17 +105,18 @@ def configure(target: Target, variance_inflation: float) -> Configure:
 
 
 def check(settings: Settings) -> None:
-    """See whether every reference that the settings name can be used.
+    """See whether every reference and baseline that the settings name can be used.
 
     Raises:
         ConfigError: naming every one that cannot.
     """
     problems: list[Problem] = []
     for target in settings.targets:
-        try:
-            configure(target, settings.variance_inflation)
-        except ConfigError as error:
-            problems += error.problems
+        for read in (baselines, partial(configure, variance_inflation=settings.variance_inflation)):
+            try:
+                read(target)
+            except ConfigError as error:
+                problems += error.problems
     if problems:
         raise ConfigError(problems)
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from specdec_exporter.baseline import Baseline, BaselineError, choose
+from specdec_exporter.baseline import Baseline, choose
 from specdec_exporter.config import Settings
 from specdec_exporter.drift import Detector, Fingerprint, Reference, reference_from
 from specdec_exporter.judge import Judge, facts
@@ -219,20 +219,6 @@ def take_reference(
             variance_inflation=variance_inflation,
         )
     except ValueError as error:
-        raise RecordingError(f"{path}: {error}") from error
-
-
-def read_baseline(path: Path) -> Baseline:
-    """The baseline in a file.
-
-    Raises:
-        RecordingError: there is none.
-    """
-    try:
-        return Baseline.from_json(path.read_text())
-    except OSError as error:
-        raise RecordingError(f"{path}: {error.strerror}") from error
-    except (BaselineError, UnicodeDecodeError) as error:
         raise RecordingError(f"{path}: {error}") from error
 
 
