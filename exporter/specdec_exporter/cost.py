@@ -12,7 +12,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
@@ -29,7 +29,7 @@ _WEIGHT_SECONDS = 600.0
 """A start that ran for longer says no more of the next one."""
 _LEAST_T = 2.0
 """Standard errors that b must be above 0 to be believed."""
-_ROUNDS = 8
+_ROUNDS = 5
 _KNOWN_STEP_STDERR = 0.01
 """Relative, of a curve that was measured in the start that is running, and of k = 0, whose starts
 differ by so much."""
@@ -122,10 +122,9 @@ class CostModel:
             step_seconds=sample.step_seconds,
             prefill_tokens_per_step=sample.prefill_tokens_per_step or 0.0,
         )
-        key = new.k, new.start, new.level
-        cells = [new]
+        level, cells = new.level, [new]
         for cell in self.cells:
-            if (cell.k, cell.start, cell.level) == key:
+            if cell.k == new.k and cell.start == new.start and cell.level == level:
                 cells[0] = _merge(cell, new)
             else:
                 cells.append(cell)
@@ -162,19 +161,22 @@ class CostModel:
         by_k: dict[int, list[Cell]] = {}
         for cell in sorted(self.cells, key=attrgetter("k", "start", "decode_concurrency")):
             by_k.setdefault(cell.k, []).append(cell)
-        return {k: _fit(cells, b) for k, cells in by_k.items()}
+        return {k: _fit(tuple(cells), b) for k, cells in by_k.items()}
+
+    @cached_property
+    def _scatter(self) -> tuple[float, int]:
+        """Squares of what starts with speculation are off their mean by, and their freedom."""
+        effects = [curve.effects for k, curve in self._curves.items() if k > 0]
+        squares = sum(e * e for by_start in effects for e in by_start.values())
+        return squares, sum(len(by_start) - 1 for by_start in effects)
 
     def spread(self, assumed: float) -> float:
         """Relative standard deviation of a step time between starts with speculation.
 
         The assumed one counts as much as one pair of starts.
         """
-        squares, freedom = assumed * assumed, 1
-        for k, curve in self._curves.items():
-            if k > 0:
-                squares += sum(e * e for e in curve.effects.values())
-                freedom += len(curve.effects) - 1
-        return math.sqrt(squares / freedom)
+        squares, freedom = self._scatter
+        return math.sqrt((assumed * assumed + squares) / (1 + freedom))
 
     def step(
         self,
@@ -307,7 +309,8 @@ class _Curve(NamedTuple):
         return y[i - 1] + slope * (c - x[i - 1])
 
 
-def _fit(cells: Sequence[Cell], b: float) -> _Curve:
+@lru_cache(maxsize=64)
+def _fit(cells: tuple[Cell, ...], b: float) -> _Curve:
     """Levels and starts as a two-way table of logarithms, by alternating means.
 
     Starts have been seen at different loads; without this the curve would have a step where one
@@ -449,25 +452,20 @@ def predict(
     ratios, stderrs = acceptance
     total = sum(weight for _, weight in load)
     b = costs.prefill_seconds_per_token * prefill_tokens_per_token
+    withouts = [costs.step(0, c, assume, baseline=baseline) for c, _ in load]
     predictions = []
     for k in ks:
         length = 1.0 + coverage * sum(ratios[:k])
+        start = running[1] if running and running[0] == k else None
         value = error = own_error = 0.0
         extrapolated = k > 0 and k not in costs.measured
-        for c, weight in load:
-            start = running[1] if running and running[0] == k else None
+        for (c, weight), without in zip(load, withouts, strict=True):
             step = costs.step(k, c, assume, start=start, baseline=baseline)
-            without = costs.step(0, c, assume, baseline=baseline)
             if step is None or without is None or total <= 0:
                 return ()
-            batch = max(1.0, c)
-            speedup = (
-                length
-                * (without.seconds + b * batch)
-                / (step.seconds + b * batch * length)
-                * weight
-                / total
-            )
+            prefill = b * max(1.0, c)
+            saved = (without.seconds + prefill) / (step.seconds + prefill * length)
+            speedup = length * saved * weight / total
             value += speedup
             # The same start, and the same guess, is behind all loads: errors add up.
             own_error += speedup * step.stderr

@@ -408,7 +408,7 @@ def _shown(prediction: Prediction) -> str:
 
 
 def _running(state: TunerState, k: int, settings: TunerSettings) -> tuple[int, float] | None:
-    """The k and the start of the server, once its own step time has been measured for long enough."""
+    """K and start of the server, once its own step time has been measured for long enough."""
     start = state.server_start
     if start is None or state.costs.measured_seconds(k, start) < settings.settle:
         return None
@@ -670,8 +670,10 @@ def _watch(
         return state, decision(Kind.VERIFY, early)
     comparison = compare(change.before, _side(evidence), settings)
     if comparison.cost is None:
-        return state, decision(Kind.VERIFY, f"k = {to_k} cannot be compared yet: {comparison.why}")
-    told = f"a token costs {100 * comparison.cost:+.1f} % (± {196 * comparison.stderr:.1f}) at k = {to_k}"
+        why = f"k = {to_k} cannot be compared yet: {comparison.why}"
+        return state, decision(Kind.VERIFY, why)
+    told = f"a token costs {100 * comparison.cost:+.1f} %"
+    told += f" (± {196 * comparison.stderr:.1f}) at k = {to_k}"
     if comparison.cost <= settings.verify_z * comparison.stderr:
         return done, decision(Kind.HOLD, f"verified: {told}")
     spent = len(state.changes) >= settings.changes_per_day
