@@ -29,7 +29,7 @@ _WEIGHT_SECONDS = 600.0
 """A start that ran for longer says no more of the next one."""
 _LEAST_T = 2.0
 """Standard errors that b must be above 0 to be believed."""
-_ROUNDS = 5
+_ROUNDS = 3
 _KNOWN_STEP_STDERR = 0.01
 """Relative, of a curve that was measured in the start that is running, and of k = 0, whose starts
 differ by so much."""
@@ -325,14 +325,21 @@ def _fit(cells: tuple[Cell, ...], b: float) -> _Curve:
         )
         for cell in cells
     ]
-    effects: dict[float | None, float] = {cell.start: 0.0 for cell in cells}
     levels: dict[int, float] = {}
-    for _ in range(_ROUNDS if len(effects) > 1 else 1):
+    effects: dict[float | None, float] = {}
+    # Start by start, each placed by the levels that it shares with those before it.
+    for start in dict.fromkeys(cell.start for cell in cells):
+        own = [(level, y, w) for level, s, y, w in rows if s == start]
+        shared = [(0, y - levels[level], w) for level, y, w in own if level in levels]
+        effect = effects[start] = _means(shared).get(0, 0.0)
+        levels = {level: y - effect for level, y, _ in own} | levels
+    for _ in range(_ROUNDS if len(effects) > 1 else 0):
         levels = _means((level, y - effects[start], w) for level, start, y, w in rows)
-        if len(effects) > 1:
-            effects = _means((start, y - levels[level], w) for level, start, y, w in rows)
-            centre = sum(effects.values()) / len(effects)
-            effects = {start: e - centre for start, e in effects.items()}
+        effects = _means((start, y - levels[level], w) for level, start, y, w in rows)
+    # A start to come is like the mean of those that were.
+    centre = sum(effects.values()) / len(effects)
+    effects = {start: e - centre for start, e in effects.items()}
+    levels = {level: y + centre for level, y in levels.items()}
     at = _means((cell.level, cell.decode_concurrency, cell.seconds) for cell in cells)
     order = sorted(levels, key=lambda level: at[level])
     return _Curve(
@@ -451,6 +458,8 @@ def predict(
     """
     ratios, stderrs = acceptance
     total = sum(weight for _, weight in load)
+    if total <= 0:
+        return ()
     b = costs.prefill_seconds_per_token * prefill_tokens_per_token
     withouts = [costs.step(0, c, assume, baseline=baseline) for c, _ in load]
     predictions = []
@@ -461,7 +470,7 @@ def predict(
         extrapolated = k > 0 and k not in costs.measured
         for (c, weight), without in zip(load, withouts, strict=True):
             step = costs.step(k, c, assume, start=start, baseline=baseline)
-            if step is None or without is None or total <= 0:
+            if step is None or without is None:
                 return ()
             prefill = b * max(1.0, c)
             saved = (without.seconds + prefill) / (step.seconds + prefill * length)
