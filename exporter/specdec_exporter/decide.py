@@ -212,6 +212,10 @@ class Decision:
     blocks: tuple[Block, ...] = ()
     """What is not to be tried again once this has begun."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
 
 def decide(
     state: TunerState,
@@ -382,7 +386,8 @@ def _look(
         prefill_tokens_per_token=_prefill(evidence),
     )
     advice = _guide(evidence, now, settings, predictions)
-    if advice is not None:
+    # A block on what the guide advises is a measurement that says otherwise.
+    if advice is not None and not _blocked(state.blocks, advice.k or 0, seen, settings):
         return advice
     if not predictions:
         return _Outlook(reason="no step time has been measured yet")
