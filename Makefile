@@ -9,10 +9,10 @@ STAMP := $(VENV)/.made-with-$(notdir $(PYTHON3))
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test checks lint programs vllm bench docs lock clean
+.PHONY: help demo test checks lint programs vllm bench bench-tuner docs lock clean
 
 help: ## show this list
-	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 demo: $(STAMP) ## run the exporter on a simulated vLLM; ARGS="--scenario list" and the like
 	$(VENV)/bin/specdec-exporter demo $(ARGS)
@@ -40,6 +40,9 @@ vllm:
 
 bench: $(STAMP) ## measure what the exporter costs
 	$(PYTHON) -m bench
+
+bench-tuner: $(STAMP) ## measure what the tuner gets of what is possible; ARGS="--quick" and the like
+	$(PYTHON) -m bench.tuner $(ARGS)
 
 docs: $(STAMP) ## write what is made from the code: docs/metrics.md and the rules in alerts/
 	$(PYTHON) -m specdec_exporter.expose > docs/metrics.md.new

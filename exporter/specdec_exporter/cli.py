@@ -338,6 +338,46 @@ def take_reference(
 
 
 @app.command()
+def recommend(
+    series: Annotated[
+        list[Path],
+        typer.Option(help="Recording: a .jsonl file or a page folder; more may follow."),
+    ],
+    more: Annotated[list[Path] | None, typer.Argument(metavar="[PATH]...", help="")] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(help="Baseline file, in place of a recording of k = 0.")
+    ] = None,
+    config: Config = None,
+    output: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TABLE,
+) -> None:
+    """Recommend k for each load, and a batch-size schedule, from recorded scrapes."""
+    from specdec_exporter import recommend as tuning
+    from specdec_exporter.replay import RecordingError
+    from specdec_exporter.tuner_settings import TunerSettings
+
+    settings = load(config)
+    prefixes = {target.name: target.metric_prefix for target in settings.targets}
+    usual = next(iter(prefixes.values())) if len(prefixes) == 1 else ""
+    try:
+        recorded = tuning.read_recordings(
+            [*series, *(more or ())],
+            variance_inflation=settings.variance_inflation,
+            metric_prefix=lambda path: prefixes.get(path.stem, usual),
+        )
+        if baseline is not None:
+            recorded = tuning.with_baseline(recorded, baseline.read_text(encoding="utf-8"))
+        recommendation = tuning.recommend(recorded, TunerSettings(), settings.rules)
+    except RecordingError as error:
+        raise _CannotRun(str(error)) from error
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise _CannotRun(f"{baseline}: {why}") from error
+    for trouble in recorded.rejected:
+        print(trouble, file=sys.stderr)
+    tuning.print_recommendation(recommendation, as_json=output is Format.JSON)
+
+
+@app.command()
 def rules(
     config: Config = None,
     source: Annotated[
