@@ -1,0 +1,1 @@
+"""Changing k: where it is written, how the server is restarted, and what is known after a crash."""
