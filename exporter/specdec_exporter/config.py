@@ -44,8 +44,10 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning, YAMLError, YAMLStreamError
 
+from specdec_exporter.act.settings import ActuatorSettings
 from specdec_exporter.duration import parse_duration
 from specdec_exporter.thresholds import Ratio, Thresholds
+from specdec_exporter.tuner_settings import TunerSettings
 
 ENV_PREFIX = "SPECDEC_"
 DEFAULT_TIMEOUT_SECONDS = 10.0
@@ -119,6 +121,8 @@ class Target(BaseModel):
     reference: tuple[Ratio, ...] | Path | None = None
     """Acceptance to compare with, by position, or a file of `take-reference`; learned if none."""
 
+    actuator: ActuatorSettings | None = None
+    """How k is changed on this server; without one the tuner recommends only."""
     role: Literal["serving", "baseline"] = "serving"
     """`baseline`: a replica without speculation, by which others of its model are measured."""
     baseline: float | Path | None = None
@@ -246,6 +250,8 @@ class Settings(BaseSettings):
     """Host names, besides IP addresses and localhost, by which the exporter may be addressed."""
     admin_token: SecretStr | None = None
     """Bearer token for requests that change something; without one there are none."""
+    tuner: Annotated[TunerSettings, NoDecode, BeforeValidator(_mapping)] = TunerSettings()
+    """How k is chosen, and whether it is changed."""
     state_file: Path | None = None
     """SQLite file for what outlives the process; one in the user's state folder unless given."""
     rules: Annotated[Thresholds, NoDecode, BeforeValidator(_mapping)] = Thresholds()

@@ -25,6 +25,7 @@ from specdec_exporter.model import (
     Gain,
     RuleState,
     TargetStatus,
+    TunerStatus,
 )
 
 Sample = tuple[tuple[str, ...], float | None]
@@ -37,6 +38,7 @@ class Section(StrEnum):
     COUNTERS = "Counters"
     WINDOWED = "Figures of the window"
     STATE = "State"
+    AUTOTUNE = "The choice of k"
     HEALTH = "Health of the scrapes"
     EXPORTER = "The exporter itself"
 
@@ -140,6 +142,79 @@ _G = "vllm:generation_tokens_total"
 _F = "vllm:time_to_first_token_seconds_count"
 _S = "vllm:inter_token_latency_seconds_sum"
 _N = "vllm:inter_token_latency_seconds_count"
+
+
+def _tuner_families() -> tuple[Family, ...]:
+    def state(name: str, help_: str, read: Callable[[TunerStatus], float | None]) -> Family:
+        return Family(
+            name=f"specdec_{name}",
+            section=Section.AUTOTUNE,
+            help=help_,
+            formula="",
+            labels=("model_name",),
+            samples=lambda status: (((t.model_name,), read(t)) for t in status.tuner),
+        )
+
+    return (
+        state(
+            "recommended_speculative_tokens",
+            "The k that the cost model and the guide's advice ask for here.",
+            lambda t: t.recommended_k,
+        ),
+        Family(
+            name="specdec_predicted_speedup_ratio",
+            section=Section.AUTOTUNE,
+            help="Tokens a second at a k against no speculation; of the k in force and beside it.",
+            formula="Σ w_c (1 + Σ p̂_i) / R(k, c)",
+            labels=("model_name", "k"),
+            samples=lambda status: (
+                ((t.model_name, str(p.k)), p.speedup)
+                for t in status.tuner
+                for p in t.predictions
+                if t.observed_k is not None and abs(p.k - t.observed_k) <= 1
+            ),
+        ),
+        Family(
+            name="specdec_autotune_mode",
+            section=Section.AUTOTUNE,
+            help="1, with the tuner's mode: off, recommend, apply, or paused.",
+            formula="",
+            labels=("model_name", "mode"),
+            samples=lambda status: (
+                ((t.model_name, "paused" if t.paused else t.mode), 1.0) for t in status.tuner
+            ),
+        ),
+        Family(
+            name="specdec_autotune_decisions_total",
+            section=Section.AUTOTUNE,
+            help="Decisions that differed from the one before, by kind.",
+            formula="",
+            labels=("model_name", "decision"),
+            samples=lambda status: (
+                ((t.model_name, kind), float(n)) for t in status.tuner for kind, n in t.decisions
+            ),
+        ),
+        state(
+            "autotune_actuations_total",
+            "Changes of k that were begun.",
+            lambda t: float(t.actuations) if t.can_act else None,
+        ),
+        state(
+            "autotune_actuation_failures_total",
+            "Changes of k that could not be carried out.",
+            lambda t: float(t.actuation_failures) if t.can_act else None,
+        ),
+        state(
+            "autotune_rollbacks_total",
+            "Changes of k that were taken back.",
+            lambda t: float(t.rollbacks) if t.can_act else None,
+        ),
+        state(
+            "autotune_last_change_timestamp_seconds",
+            "Unix time of the last change of k, by whomever.",
+            lambda t: t.last_change,
+        ),
+    )
 
 
 def _k(status: TargetStatus) -> Iterator[Sample]:
@@ -402,6 +477,7 @@ FAMILIES: tuple[Family, ...] = (
             if v.state is not RuleState.INAPPLICABLE
         ),
     ),
+    *_tuner_families(),
     Family(
         name="specdec_target_info",
         section=Section.STATE,

@@ -20,7 +20,9 @@ import structlog
 from specdec_exporter import rules
 from specdec_exporter.baseline import PEER_SECONDS, Baseline, BaselineError, learn
 from specdec_exporter.config import Settings, Target
+from specdec_exporter.decide import Evidence
 from specdec_exporter.drift import Fingerprint
+from specdec_exporter.evidence import HOUR_SECONDS, evidence_of, unanswered
 from specdec_exporter.judge import Facts, Judge, facts
 from specdec_exporter.measure import Drafted, Meter
 from specdec_exporter.model import Measurement, Reason, ScrapeError, TargetStatus
@@ -29,11 +31,13 @@ from specdec_exporter.references import baselines, check, configure
 from specdec_exporter.rules import rule_table
 from specdec_exporter.scrape import fetch, fetch_version, new_client
 from specdec_exporter.store import Store, StoreError
+from specdec_exporter.tuner import Tuner
 from specdec_exporter.watch import DriftWatch, reference_front
 
 EXPIRY_INTERVALS = 3
 """A target that has not answered for so many intervals loses its figures, but not its counters."""
 
+MOST_VERSION_FAILURES = 3
 LEARN_WINDOW_SECONDS = 60.0
 """Looked at for a baseline at a time; longer than the time between two evaluations."""
 LEARNED_SECONDS = 300.0
@@ -52,7 +56,10 @@ class Monitor:
         self.engine_version: str | None = None
         """As the server says it; empty where it does not, None while it has not been asked."""
         self.baselines = baselines(target)
+        self._version_failures = 0
         self._restarts = 0
+        self._started: float | None = None
+        self._models: tuple[str, ...] = ()
         self._now = -math.inf
         self._judge = Judge(rule_table(settings), patience=settings.windows[0])
         self._judged_window = settings.windows[0]
@@ -162,6 +169,42 @@ class Monitor:
         if self.engine_version is not None and self.status.measurements:
             for window in self._meter.recent(LEARN_WINDOW_SECONDS):
                 self.baselines.observe(window, self.engine_version, unix_time)
+
+    def evidence(self, unix_time: float) -> dict[str, Evidence]:
+        """What there is to decide about k on, by model."""
+        verdicts = {
+            v.rule: str(v.state) for v in self.status.verdicts if v.inhibited_by != "target_down"
+        }
+        served = {
+            m.total.model_name: m
+            for m in self.status.measurements
+            if m.total.window_seconds == self._judged_window
+        }
+        found = {}
+        for window in self._meter.recent(HOUR_SECONDS) if served else ():
+            if (now := served.get(window.model_name)) is not None:
+                found[window.model_name] = evidence_of(
+                    now,
+                    self._meter.figures(window),
+                    window,
+                    server_start=self._server_start(unix_time),
+                    verdicts=verdicts,
+                )
+        self._models = tuple(found) or self._models
+        if found:
+            return found
+        start = self._server_start(unix_time)
+        return {model: unanswered(start, verdicts) for model in self._models}
+
+    def _server_start(self, unix_time: float) -> float:
+        if self._started is None:
+            self._started = unix_time
+        return self._started
+
+    def baseline_curves(self) -> dict[str, Baseline]:
+        """The baseline in force, by model."""
+        chosen = {model: self._choose(model)[0] for model in self._models}
+        return {model: baseline for model, baseline in chosen.items() if baseline is not None}
 
     def as_peer(self, unix_time: float) -> dict[str, Baseline]:
         """What this target is as a live baseline of others, by model.
@@ -273,11 +316,22 @@ class Monitor:
             fingerprint = Fingerprint(model_name, k, self.engine_version, self.target.revision)
             self._watch.add(unix_time, fingerprint, interval)
 
+    def learn_version(self, version: str | None) -> None:
+        """What the server said its version is; None that it could not be asked.
+
+        One that answers with its metrics and not with this is taken to have none.
+        """
+        self._version_failures = 0 if version is not None else self._version_failures + 1
+        if version is None and self._version_failures >= MOST_VERSION_FAILURES:
+            version = ""
+        self.engine_version = version
+
     def _forget_version(self) -> None:
         """A server that has started anew may be of another version, and is asked again."""
         restarts = sum(totals.restarts for totals in self._meter.totals())
         if restarts != self._restarts:
             self._restarts = restarts
+            self._started = None
             self.engine_version = None
 
     def _record(self, error: ScrapeError | None) -> None:
@@ -346,8 +400,18 @@ class Loop:
         self._store_broken = False
         self._learned_at = time.time()
         self._refused_peers: set[str] = set()
+        self._leaving: list[Tuner] = []
         self._monitors = {t.name: self._monitor(t, settings) for t in settings.targets}
+        self._tuners = {
+            t.name: tuner
+            for t in settings.targets
+            if (tuner := self._tuner(t, settings)) is not None
+        }
         self._changed = asyncio.Event()
+
+    def _tuner(self, target: Target, settings: Settings) -> Tuner | None:
+        """None for a baseline, which has no k to be chosen."""
+        return None if target.role == "baseline" else Tuner(target, settings.tuner, self._store)
 
     def _monitor(self, target: Target, settings: Settings) -> Monitor:
         """A new monitor, with what an earlier process knew of the target."""
@@ -369,7 +433,12 @@ class Loop:
 
     def statuses(self) -> tuple[TargetStatus, ...]:
         """What the last cycle found, in the order of the settings."""
-        return tuple(monitor.status for monitor in self._monitors.values())
+        return tuple(
+            replace(monitor.status, tuner=self._tuners[name].statuses())
+            if name in self._tuners
+            else monitor.status
+            for name, monitor in self._monitors.items()
+        )
 
     def reload(self, settings: Settings) -> None:
         """Put new settings in force; a target that stays as it was keeps what it has counted.
@@ -387,7 +456,27 @@ class Loop:
                 monitor = self._monitor(target, settings)
             monitor.reconfigure(target, settings)
             self._monitors[target.name] = monitor
+        self._retune(settings)
         self._changed.set()
+
+    def _retune(self, settings: Settings) -> None:
+        old, self._tuners = self._tuners, {}
+        for target in settings.targets:
+            if target.role == "baseline":
+                continue
+            tuner = old.pop(target.name, None) or Tuner(target, settings.tuner, self._store)
+            tuner.reconfigure(target, settings.tuner)
+            self._tuners[target.name] = tuner
+        self._leaving += old.values()
+
+    def tuner(self, target: str) -> Tuner | None:
+        """The tuner of a target."""
+        return self._tuners.get(target)
+
+    @property
+    def tuners(self) -> Mapping[str, Tuner]:
+        """All tuners, by target."""
+        return self._tuners
 
     def acknowledge_drift(self, target: str, model_name: str) -> bool:
         """End a drift incident; False where there is none."""
@@ -402,9 +491,13 @@ class Loop:
     async def run(self) -> None:
         """Scrape and judge until cancelled; then write down what the next process goes on from."""
         try:
+            for tuner in self._tuners.values():
+                await tuner.resume_change()
             await self._run()
         finally:
-            self._save(self._documents(), self._learned(), time.time())
+            for tuner in (*self._tuners.values(), *self._leaving):
+                await tuner.stop()
+            self._save(self._documents(), self._learned(), self._tuned(), time.time())
 
     async def _run(self) -> None:
         while True:
@@ -428,11 +521,22 @@ class Loop:
             await asyncio.sleep(settings.rules.evaluation_interval)
             now = time.time()
             self.judge(now)
+            self.tune(now)
             # A slow disk must not hold up the scrapes.
             due = now >= self._learned_at + LEARNED_SECONDS
             self._learned_at = now if due else self._learned_at
             learned = self._learned() if due else {}
-            await asyncio.to_thread(self._save, self._documents(), learned, now)
+            await asyncio.to_thread(self._save, self._documents(), learned, self._tuned(), now)
+
+    def tune(self, unix_time: float) -> None:
+        """Decide about k on every target, and begin what may be begun."""
+        for name, tuner in self._tuners.items():
+            monitor = self._monitors[name]
+            try:
+                evidence = monitor.evidence(unix_time)
+                tuner.evaluate(evidence, unix_time, monitor.baseline_curves())
+            except Exception as error:
+                log.error("cannot decide", target=name, exc_info=error)
 
     def _peers(self, unix_time: float) -> dict[str, Baseline]:
         peers: dict[str, Baseline] = {}
@@ -447,6 +551,9 @@ class Loop:
                     log.warning("no baseline", target=name, problem=str(error))
                 self._refused_peers.add(name)
         return peers
+
+    def _tuned(self) -> dict[str, Any]:
+        return {name: tuner.saved() for name, tuner in self._tuners.items()}
 
     def _documents(self) -> dict[str, Any]:
         return {name: monitor.saved() for name, monitor in self._monitors.items()}
@@ -466,12 +573,19 @@ class Loop:
             except Exception as error:
                 log.error("cannot judge", target=monitor.target.name, exc_info=error)
 
-    def _save(self, documents: dict[str, Any], learned: dict[str, Any], unix_time: float) -> None:
+    def _save(
+        self,
+        documents: dict[str, Any],
+        learned: dict[str, Any],
+        tuned: dict[str, Any],
+        unix_time: float,
+    ) -> None:
         """Write what has changed since the last time; trouble is logged once, never raised."""
         changed = {name: d for name, d in documents.items() if self._saved.get(name) != d}
         try:
             self._store.put("targets", changed)
             self._store.put("learned", learned)
+            self._store.put("tuner", tuned)
             self._store.put("judged", {"all": unix_time})
         except StoreError as error:
             if not self._store_broken:
@@ -486,9 +600,9 @@ class Loop:
     ) -> None:
         url, timeout = monitor.target.url, settings.scrape_timeout
         try:
-            monitor.engine_version = await fetch_version(client, url, timeout)
-        except ScrapeError as error:
-            log.debug("version not known yet", target=monitor.target.name, problem=str(error))
+            monitor.learn_version(await fetch_version(client, url, timeout))
+        except ScrapeError:
+            monitor.learn_version(None)
 
     async def _watch(
         self, monitor: Monitor, settings: Settings, client: httpx.AsyncBaseTransport, delay: float

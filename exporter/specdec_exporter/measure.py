@@ -23,6 +23,8 @@ from specdec_exporter.model import (
 from specdec_exporter.uncertainty import DispersionReference, Interval, Span, active_intervals
 from specdec_exporter.window import History, combine
 
+KEPT_SECONDS = 3600.0
+"""Scrapes are kept for so long, and for the longest window; the choice of k looks at an hour."""
 MOST_REFERENCES = 16
 """Pairs of model and k whose past is kept; the longest unused goes first."""
 
@@ -56,7 +58,7 @@ class Meter:
         """Measure over other windows from now on; a longer one than before fills up first."""
         self._windows = tuple(windows)
         self._default = Overdispersion("default", variance_inflation)
-        self._history.max_age = max(self._windows)
+        self._history.max_age = max(*self._windows, KEPT_SECONDS)
 
     def add(self, snapshot: Snapshot) -> tuple[Drafted, ...]:
         """Take in one snapshot.
@@ -90,8 +92,12 @@ class Meter:
         )
 
     def recent(self, seconds: float) -> tuple[Window, ...]:
-        """The last so many seconds of each model, engines together."""
+        """The last so many seconds of each model, engines together; an hour at most."""
         return tuple(combine(windows) for windows in _by_model(self._history.windows(seconds)))
+
+    def figures(self, window: Window) -> Measurement:
+        """The figures of a window that `recent` gave, without a gain."""
+        return self._measure((window,), None)
 
     def totals(self) -> tuple[EngineTotals, ...]:
         """Counters since the first snapshot, for each model and engine ever seen."""

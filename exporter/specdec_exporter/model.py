@@ -374,6 +374,50 @@ class DriftStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class PredictedSpeedup:
+    """What one k promises at the load of the last hour."""
+
+    k: int
+    speedup: float
+    """Tokens a second against no speculation."""
+    stderr: float
+    extrapolated: bool
+    """Whether it stands on loads, positions or a k that were not measured here."""
+
+
+@dataclass(frozen=True, slots=True)
+class TunerStatus:
+    """What the tuner makes of one model's k."""
+
+    model_name: str
+    mode: str
+    """`off`, `recommend` or `apply`."""
+    can_act: bool
+    """Whether the target has an actuator."""
+    paused: str
+    """Why nothing is decided; empty when it is."""
+    decision: str
+    """`hold`, `change`, `verify`, `rollback` or `pause`."""
+    reason: str
+    observed_k: int | None
+    recommended_k: int | None
+    predictions: tuple[PredictedSpeedup, ...]
+    info: tuple[str, ...]
+    """`k_flapping`, or nothing."""
+    phase: str | None
+    """How far a change is that is under way."""
+    problem: str
+    """Why nothing can be changed here; empty when it can."""
+    last_change: float | None
+    """Unix seconds."""
+    decisions: tuple[tuple[str, int], ...]
+    """By kind, since the exporter started."""
+    actuations: int
+    actuation_failures: int
+    rollbacks: int
+
+
+@dataclass(frozen=True, slots=True)
 class TargetStatus:
     """All that is known of one target after a scrape of it; what is served reads this alone."""
 
@@ -396,6 +440,7 @@ class TargetStatus:
     verdicts: tuple[Verdict, ...] = ()
     """As of the last evaluation."""
     drift: tuple[DriftStatus, ...] = ()
+    tuner: tuple[TunerStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
