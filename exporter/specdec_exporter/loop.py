@@ -595,12 +595,12 @@ class Loop:
         self._store_broken = False
         self._saved = documents
 
-    async def _ask_version(
-        self, monitor: Monitor, settings: Settings, client: httpx.AsyncBaseTransport
-    ) -> None:
+    async def _ask_version(self, monitor: Monitor, settings: Settings) -> None:
         url, timeout = monitor.target.url, settings.scrape_timeout
         try:
-            monitor.learn_version(await fetch_version(client, url, timeout))
+            # On a connection of its own: the scrapes' must not depend on how this one ends.
+            async with new_client(tls=url.startswith("https")) as client:
+                monitor.learn_version(await fetch_version(client, url, timeout))
         except ScrapeError:
             monitor.learn_version(None)
 
@@ -624,7 +624,7 @@ class Loop:
             now = self._clock()
             monitor.observe(result, t=t, duration=now - t, unix_time=time.time())
             if monitor.engine_version is None and monitor.status.up:
-                await self._ask_version(monitor, settings, client)
+                await self._ask_version(monitor, settings)
             # Ticks that a slow target missed are left out, not caught up.
             due += settings.interval * max(1, math.ceil((now - due) / settings.interval))
             await asyncio.sleep(due - self._clock())
