@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import json
 import math
 import os
 import re
 import secrets
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from fastapi import FastAPI, Request, Response
@@ -23,6 +25,7 @@ from specdec_exporter.config import ConfigError, Settings
 from specdec_exporter.duration import format_duration
 from specdec_exporter.expose import registry, render
 from specdec_exporter.model import ExporterStatus
+from specdec_exporter.tuner import Refusal
 
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
@@ -33,6 +36,13 @@ _HEADERS = {
 }
 
 _READ = ["GET", "HEAD"]
+_AUTOTUNE = ("pause", "resume", "apply", "rollback")
+_ALERTS = {
+    "SpecDecPositionDecay": "position_decay",
+    "SpecDecDrafterBroken": "drafter_broken",
+}
+"""Alerts that the tuner acts on, and the rules that they are."""
+_MOST_BODY_BYTES = 1_000_000
 _HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[^\[\]:]+))(?::\d*)?")
 
 
@@ -58,6 +68,19 @@ class Service(Protocol):
 
     def relearn_reference(self, target: str, model_name: str) -> bool:
         """Begin a reference anew; False where nothing is watched."""
+
+    def autotune(self, action: str, target: str, k: int | None, who: str) -> str:
+        """Pause, resume, apply or roll back, and say what was done.
+
+        Raises:
+            Refusal: it cannot be done.
+        """
+
+    def hear_alert(self, rule: str, labels: Mapping[str, str], *, firing: bool) -> int:
+        """Take in an alert; returns how many targets it is of."""
+
+    def audit(self, limit: int) -> list[dict[str, Any]]:
+        """The last entries of the audit log, newest first."""
 
 
 class _Guard:
@@ -146,6 +169,43 @@ def create_app(service: Service) -> FastAPI:
             return PlainTextResponse("The reference is taken anew.\n")
         return _unknown("reference", target, model)
 
+    @app.post("/api/v1/autotune/{action}")
+    async def autotune(request: Request, action: str, target: str = "", k: str = "") -> Response:
+        if service.settings.admin_token is None or action not in _AUTOTUNE:
+            return PlainTextResponse("Not found.\n", status_code=404)
+        if (refusal := _refusal(request, service.settings)) is not None:
+            return refusal
+        if k and not (k.isascii() and k.isdecimal() and len(k) < 3):
+            return PlainTextResponse(f"k {k!r} is not a number.\n", status_code=422)
+        who = f"{request.client.host if request.client else 'somebody'} over HTTP"
+        try:
+            done = service.autotune(action, target, int(k) if k else None, who)
+        except Refusal as error:
+            return PlainTextResponse(f"{error}\n", status_code=409)
+        return PlainTextResponse(f"{done}\n")
+
+    @app.post("/hooks/alertmanager")
+    async def alertmanager(request: Request) -> Response:
+        if service.settings.admin_token is None:
+            return PlainTextResponse("Not found.\n", status_code=404)
+        if (refusal := _refusal(request, service.settings)) is not None:
+            return refusal
+        alerts = _alerts(await _body(request))
+        if alerts is None:
+            return PlainTextResponse(
+                "Expected a webhook message of Alertmanager, version 4.\n", status_code=422
+            )
+        heard = sum(
+            service.hear_alert(_ALERTS[name], labels, firing=firing)
+            for name, labels, firing in alerts
+            if name in _ALERTS
+        )
+        return PlainTextResponse(f"Heard {heard} of {len(alerts)} alerts.\n")
+
+    @app.api_route("/api/v1/audit", methods=_READ)
+    async def audit(limit: int = 100) -> Response:
+        return JSONResponse(service.audit(min(max(limit, 1), 1000)))
+
     @app.api_route("/api/v1/status", methods=_READ)
     async def status() -> Response:
         return JSONResponse(_plain(service.status()))
@@ -194,6 +254,30 @@ def _refusal(request: Request, settings: Settings) -> Response | None:
         status_code=401,
         headers={"WWW-Authenticate": "Bearer"},
     )
+
+
+async def _body(request: Request) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MOST_BODY_BYTES:
+            return b""
+    return bytes(body)
+
+
+def _alerts(body: bytes) -> list[tuple[str, dict[str, str], bool]] | None:
+    """Name, labels and whether it fires of each alert; None where this is no such message."""
+    try:
+        return [
+            (
+                str(alert["labels"]["alertname"]),
+                {str(name): str(value) for name, value in alert["labels"].items()},
+                alert["status"] == "firing",
+            )
+            for alert in json.loads(body)["alerts"]
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 def _unknown(what: str, target: str, model: str) -> Response:

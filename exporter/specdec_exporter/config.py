@@ -209,6 +209,11 @@ class Target(BaseModel):
         return (self.url, self.metric_prefix) == (other.url, other.metric_prefix)
 
     @property
+    def host_port(self) -> str:
+        """As Prometheus's `instance` names it when it scrapes the server itself."""
+        return _host_port(urlsplit(self.url))
+
+    @property
     def shown_url(self) -> str:
         """The URL without what may be secret: user, password and query."""
         return _shown(urlsplit(self.url))

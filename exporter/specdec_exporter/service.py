@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import signal
 import socket
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import structlog
 import uvicorn
@@ -19,6 +21,7 @@ from specdec_exporter.log import configure
 from specdec_exporter.loop import Loop
 from specdec_exporter.model import ExporterStatus
 from specdec_exporter.store import Store, StoreError
+from specdec_exporter.tuner import Refusal
 
 log = structlog.get_logger()
 
@@ -55,7 +58,8 @@ class Exporter:
         self, settings: Settings, load: Callable[[], Settings], store: Store | None = None
     ) -> None:
         self._load = load
-        self._loop = Loop(settings, store)
+        self._store = store or Store(None)
+        self._loop = Loop(settings, self._store)
         self._reloaded = True
 
     @property
@@ -104,6 +108,49 @@ class Exporter:
         """Begin a reference anew; False where nothing is watched."""
         log.info("reference to be learned anew", target=target, model=model_name)
         return self._loop.relearn_reference(target, model_name)
+
+    def autotune(self, action: str, target: str, k: int | None, who: str) -> str:
+        """Pause, resume, apply or roll back; of all targets where none is named.
+
+        Returns:
+            What was done, in words.
+
+        Raises:
+            Refusal: it cannot be done; nothing was.
+        """
+        tuners = self._loop.tuners
+        if target and target not in tuners:
+            raise Refusal(f"no target {target!r}; there are {', '.join(tuners) or 'none'}")
+        if action in ("apply", "rollback"):
+            if not target and len(tuners) != 1:
+                raise Refusal(f"name one target of {', '.join(tuners) or 'none'}")
+            tuner = tuners[target or next(iter(tuners))]
+            now = time.time()
+            return tuner.apply(k, who, now) if action == "apply" else tuner.roll_back(who, now)
+        chosen = [tuners[target]] if target else list(tuners.values())
+        for tuner in chosen:
+            (tuner.pause if action == "pause" else tuner.resume)(who)
+        return f"{action}d: {target or 'every target'}"
+
+    def hear_alert(self, rule: str, labels: Mapping[str, str], *, firing: bool) -> int:
+        """Take in an alert on a target, named by `target` or by its `instance`.
+
+        Returns:
+            How many targets it is of.
+        """
+        heard = 0
+        for target in self.settings.targets:
+            named = labels.get("target") == target.name
+            scraped = "target" not in labels and labels.get("instance") == target.host_port
+            tuner = self._loop.tuners.get(target.name)
+            if tuner is not None and (named or scraped):
+                tuner.hear(rule, firing=firing, now=time.time())
+                heard += 1
+        return heard
+
+    def audit(self, limit: int) -> list[dict[str, Any]]:
+        """The last entries of the audit log, newest first."""
+        return self._store.logged("audit", limit)
 
     def _reload_on_signal(self) -> None:
         try:
