@@ -340,9 +340,12 @@ def take_reference(
 @app.command()
 def recommend(
     series: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Option(help="Recording: a .jsonl file or a page folder; more may follow."),
-    ],
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="A running exporter, to ask for what it recommends.")
+    ] = None,
     more: Annotated[list[Path] | None, typer.Argument(metavar="[PATH]...", help="")] = None,
     baseline: Annotated[
         Path | None, typer.Option(help="Baseline file, in place of a recording of k = 0.")
@@ -350,23 +353,32 @@ def recommend(
     config: Config = None,
     output: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TABLE,
 ) -> None:
-    """Recommend k for each load, and a batch-size schedule, from recorded scrapes."""
+    """Recommend k: from recorded scrapes by load, or as a running exporter does."""
+    if bool(url) == bool(series):
+        raise _CannotRun("recommend needs either --series PATH or --url URL")
+    if url is not None:
+        from specdec_exporter.remote import Unreachable, print_recommendations, recommendations
+
+        try:
+            print_recommendations(recommendations(url), as_json=output is Format.JSON)
+        except Unreachable as error:
+            raise _CannotRun(str(error)) from error
+        return
     from specdec_exporter import recommend as tuning
     from specdec_exporter.replay import RecordingError
-    from specdec_exporter.tuner_settings import TunerSettings
 
     settings = load(config)
     prefixes = {target.name: target.metric_prefix for target in settings.targets}
     usual = next(iter(prefixes.values())) if len(prefixes) == 1 else ""
     try:
         recorded = tuning.read_recordings(
-            [*series, *(more or ())],
+            [*(series or ()), *(more or ())],
             variance_inflation=settings.variance_inflation,
             metric_prefix=lambda path: prefixes.get(path.stem, usual),
         )
         if baseline is not None:
             recorded = tuning.with_baseline(recorded, baseline.read_text(encoding="utf-8"))
-        recommendation = tuning.recommend(recorded, TunerSettings(), settings.rules)
+        recommendation = tuning.recommend(recorded, settings.tuner, settings.rules)
     except RecordingError as error:
         raise _CannotRun(str(error)) from error
     except (OSError, UnicodeDecodeError) as error:
@@ -375,6 +387,22 @@ def recommend(
     for trouble in recorded.rejected:
         print(trouble, file=sys.stderr)
     tuning.print_recommendation(recommendation, as_json=output is Format.JSON)
+
+
+@app.command()
+def history(
+    url: Annotated[str, typer.Option(help="The running exporter.")] = "http://127.0.0.1:19185",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many entries.")] = 100,
+    output: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TABLE,
+) -> None:
+    """Print the audit log: what was decided about k, when, why, and what came of it."""
+    from specdec_exporter.remote import Unreachable, ask, print_audit
+
+    try:
+        entries = ask(url, f"/api/v1/audit?limit={limit}")
+    except Unreachable as error:
+        raise _CannotRun(str(error)) from error
+    print_audit(entries, as_json=output is Format.JSON)
 
 
 @app.command()
