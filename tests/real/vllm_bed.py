@@ -72,6 +72,44 @@ def get(url: str, timeout: float = 10.0) -> str:
     return httpx.get(url, timeout=timeout, trust_env=False).raise_for_status().text
 
 
+def serve_arguments(port: int) -> list[str]:
+    """What every `vllm serve` here is told."""
+    return [
+        # All of the models share one tokenizer, stored once.
+        "--tokenizer", str(MODELS / "llama-target"),
+        "--served-model-name", MODEL_NAME,
+        "--host", "127.0.0.1",
+        "--port", str(port),
+        # The weights are stored in half the bits and computed in full: bfloat16 on a CPU
+        # without the instructions for it is slower.
+        "--dtype", "float32",
+        "--max-model-len", "1024",
+        "--max-num-seqs", "8",
+        "--max-num-batched-tokens", "1024",
+        "--kv-cache-memory-bytes", "64M",
+        "--enforce-eager",
+        "--distributed-executor-backend", "uni",
+        "--disable-uvicorn-access-log",
+    ]  # fmt: skip
+
+
+def environment() -> dict[str, str]:
+    """The environment of every `vllm serve` here."""
+    return os.environ | {
+        "PYTHONPATH": str(BED / "shim"),
+        "VLLM_PLUGINS": "forkcpu,synthcpu",
+        # These models are too small to share out: threads would wait for each other, and numba's
+        # do so busily, which makes n-gram drafts ten times slower on two cores.
+        "OMP_NUM_THREADS": "1",
+        "NUMBA_NUM_THREADS": "1",
+        # Nothing of these servers may wait for, or talk to, another machine.
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+    }
+
+
 class VllmServer:
     """A `vllm serve` on the loopback interface, alive inside a `with` block.
 
@@ -103,22 +141,7 @@ class VllmServer:
         self.start_timeout = start_timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._command = [
-            str(venv / "bin" / "vllm"), "serve", str(MODELS / model),
-            # All of the models share one tokenizer, stored once.
-            "--tokenizer", str(MODELS / "llama-target"),
-            "--served-model-name", MODEL_NAME,
-            "--host", "127.0.0.1",
-            "--port", str(self.port),
-            # The weights are stored in half the bits and computed in full: bfloat16 on a CPU
-            # without the instructions for it is slower.
-            "--dtype", "float32",
-            "--max-model-len", "1024",
-            "--max-num-seqs", "8",
-            "--max-num-batched-tokens", "1024",
-            "--kv-cache-memory-bytes", "64M",
-            "--enforce-eager",
-            "--distributed-executor-backend", "uni",
-            "--disable-uvicorn-access-log",
+            str(venv / "bin" / "vllm"), "serve", str(MODELS / model), *serve_arguments(self.port),
         ]  # fmt: skip
         if speculative_config is not None:
             config = dict(speculative_config)
@@ -128,26 +151,13 @@ class VllmServer:
         self._command += extra_args
 
     def __enter__(self) -> Self:
-        environment = os.environ | {
-            "PYTHONPATH": str(BED / "shim"),
-            "VLLM_PLUGINS": "forkcpu,synthcpu",
-            # These models are too small to share out: threads would wait for each other, and numba's
-            # do so busily, which makes n-gram drafts ten times slower on two cores.
-            "OMP_NUM_THREADS": "1",
-            "NUMBA_NUM_THREADS": "1",
-            # Nothing of these servers may wait for, or talk to, another machine.
-            "VLLM_NO_USAGE_STATS": "1",
-            "DO_NOT_TRACK": "1",
-            "HF_HUB_OFFLINE": "1",
-            "TRANSFORMERS_OFFLINE": "1",
-        }
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env=environment(),
                 start_new_session=True,
             )
         try:
