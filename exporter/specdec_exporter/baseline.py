@@ -501,8 +501,9 @@ def _left_out(
     curve: Sequence[tuple[BaselinePoint, list[DecodeInterval]]],
 ) -> Iterator[str]:
     """The loads of a track that no point of a curve is near, in words."""
+    steady = dict(judged)
     used = {interval for _, group in curve for interval in group}
-    for is_used, run in groupby((one for one, _ in judged), lambda one: one in used):
+    for is_used, run in groupby(steady, lambda one: one in used):
         stretch = list(run)
         levels = [one.concurrency for one in stretch]
         known = [point.decode_concurrency for point, _ in curve]
@@ -511,9 +512,10 @@ def _left_out(
         ):
             continue
         begin, end = stretch[0].t - stretch[0].seconds - start, stretch[-1].t - start
+        settled = sum(steady[one] for one in stretch) >= _MIN_INTERVALS
         yield (
             f"left out {begin:.1f} s to {end:.1f} s ({min(levels):.1f} to {max(levels):.1f} in "
-            "decode): the load was not steady for long enough"
+            f"decode): {'times scatter, or are of too few tokens' if settled else 'unsteady load'}"
         )
 
 

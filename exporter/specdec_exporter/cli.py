@@ -17,7 +17,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from specdec_exporter import __version__
-from specdec_exporter.config import ConfigError, Problem, Settings, Target, load, parse_duration
+from specdec_exporter.config import ConfigError, Problem, Settings, load, parse_duration
 
 app = typer.Typer(
     name="specdec-exporter",
@@ -226,7 +226,7 @@ def calibrate(
         if recordings:
             made = from_recordings((p, _recorded_prefix(settings, p)) for p in recordings)
         else:
-            target = Target(url=url or "")
+            (target,) = load(flags={"targets": [url]}).targets
             known = (t.metric_prefix for t in settings.targets if t.url == target.url)
             plan = Plan(
                 metrics_url=target.url,
