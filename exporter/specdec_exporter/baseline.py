@@ -341,10 +341,11 @@ def _crowding(intervals: Sequence[DecodeInterval]) -> float:
     """
     pairs = [(a, b) for a, b in pairwise(intervals) if _adjoin(a, b)]
     first_tokens = sum(i.increase.first_tokens or 0.0 for i in intervals)
-    if len(pairs) < _MIN_INTERVALS or first_tokens <= 0:
+    seconds = sum(i.decode_seconds for i in intervals)
+    if len(pairs) < _MIN_INTERVALS or seconds <= 0:
         return 0.0
-    duration = sum(i.decode_seconds for i in intervals) / first_tokens
-    x = sum(b.seconds for _, b in pairs) / len(pairs) / duration
+    # For intervals much shorter than a request the result is independent of x.
+    x = max(0.01, sum(b.seconds for _, b in pairs) / len(pairs) * first_tokens / seconds)
     mean_share = 2 * (x - 1 + math.exp(-x)) / x**2
     neighbour_share = (-math.expm1(-x) / x) ** 2
     # In units of what chance arrivals have, c. The median, since a change of load is no chance.
