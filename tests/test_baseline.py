@@ -448,6 +448,15 @@ def test_what_was_observed_outlives_the_process() -> None:
     assert Observed.from_dict(stored).baseline() == seen.baseline()
 
 
+def test_tokens_that_failed_requests_made_negative_are_not_learnt() -> None:
+    points = track([(5, 4, 5)] * 30)
+    spoilt = replace(points[9].totals, first_tokens=1e6)
+    points[9] = Point(points[9].t, spoilt)
+    points[10:] = [Point(p.t, replace(p.totals, first_tokens=1e6)) for p in points[10:]]
+    seen = observed(points)
+    assert Observed.from_dict(seen.to_dict()).baseline() == seen.baseline() is not None
+
+
 @pytest.mark.parametrize(
     "broken",
     [

@@ -430,9 +430,13 @@ def _judge(intervals: Sequence[DecodeInterval]) -> list[tuple[DecodeInterval, bo
 
     before, after = [None, *intervals][:-1], [*intervals, None][1:]
     return [
-        (one, not one.increase.preemptions and alike(a, one) and alike(one, b))
+        (one, _counts(one) and alike(a, one) and alike(one, b))
         for a, one, b in zip(before, intervals, after, strict=True)
     ]
+
+
+def _counts(interval: DecodeInterval) -> bool:
+    return interval.decode_tokens > 0 and not interval.increase.preemptions
 
 
 def _curve(steady: Iterable[DecodeInterval]) -> list[tuple[BaselinePoint, list[DecodeInterval]]]:

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from specdec_exporter.baseline import (
     Baseline,
     Conditions,
     DecodeInterval,
-    Source,
     conditions,
     decode_intervals,
 )
-from specdec_exporter.model import Counters, Window
+from specdec_exporter.model import Counters, Gain, Window
 from specdec_exporter.uncertainty import Row, stderr_of_sum
 
 MOST_CONDITIONS_RATIO = 1.5
@@ -33,35 +32,6 @@ MOST_PREEMPTED = 0.01
 """Of first tokens. The stall of a preempted request counts as one long step."""
 MOST_FAILED = 0.01
 """Failed requests over decoded tokens: they add first tokens without generated ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gain:
-    """How much less a token costs than without speculation, and how that is known.
-
-    Gains are 1 − TPOT / baseline, negative where speculation costs; None is not known, and `reason`
-    says why.
-    """
-
-    source: Source
-    baseline_tpot_seconds: float | None
-    """What these tokens would have cost without speculation at the same concurrency."""
-    covered: bool
-    """Whether the baseline knows such a load."""
-    tpot_gain_ratio: float | None
-    """At equal concurrency."""
-    tpot_gain_ratio_stderr: float | None
-    """1.96 of it are half of the 95 % interval; so of the other."""
-    tpot_gain_throughput_ratio: float | None
-    """At equal throughput: against a server without speculation that is asked for as much."""
-    tpot_gain_throughput_ratio_stderr: float | None
-    break_even_length: float | None
-    """Tokens per step at which speculation pays: step time over baseline."""
-    inconclusive: bool
-    """Whether preemptions or failures spoil what was counted."""
-    reason: str
-    """In words, why a value is missing; empty when all is well."""
-    baseline_taken_at: float
 
 
 def no_gain(baseline: Baseline) -> Gain:

@@ -256,6 +256,37 @@ class Overdispersion:
 
 
 @dataclass(frozen=True, slots=True)
+class Gain:
+    """How much less a token costs than without speculation, and how that is known.
+
+    Gains are 1 − TPOT / baseline, negative where speculation costs; None is not known, and `reason`
+    says why.
+    """
+
+    source: str
+    """Of the baseline: `peer`, `measured`, `observed` or `static`."""
+    baseline_tpot_seconds: float | None
+    """What these tokens would have cost without speculation at the same concurrency."""
+    covered: bool
+    """Whether the baseline knows such a load."""
+    tpot_gain_ratio: float | None
+    """At equal concurrency."""
+    tpot_gain_ratio_stderr: float | None
+    """1.96 of it are half of the 95 % interval; so of the other."""
+    tpot_gain_throughput_ratio: float | None
+    """At equal throughput: against a server without speculation that is asked for as much."""
+    tpot_gain_throughput_ratio_stderr: float | None
+    break_even_length: float | None
+    """Tokens per step at which speculation pays: step time over baseline."""
+    inconclusive: bool
+    """Whether preemptions or failures spoil what was counted."""
+    reason: str
+    """In words, why a value is missing; empty when all is well."""
+    baseline_taken_at: float
+    """Unix seconds."""
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """The figures of one model on one target over one window."""
 

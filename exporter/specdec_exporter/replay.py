@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from specdec_exporter.baseline import Baseline, BaselineError, choose
-from specdec_exporter.gain import Gain, net_gain
+from specdec_exporter.gain import net_gain
 from specdec_exporter.measure import Meter
-from specdec_exporter.model import Derived, Reason, ScrapeError
+from specdec_exporter.model import Derived, Gain, Reason, ScrapeError
 from specdec_exporter.parse import parse
 
 

@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specdec_exporter.expose import format_window
-from specdec_exporter.gain import Gain
-from specdec_exporter.model import Derived
+from specdec_exporter.model import Derived, Gain
 from specdec_exporter.replay import Replayed
 
 NO_VALUE = "–"
