@@ -319,28 +319,29 @@ def test_the_error_of_a_point_is_that_of_its_mean() -> None:
 
 
 @pytest.mark.parametrize(
-    "steps",
+    ("steps", "why"),
     [
-        [(1, 8, 5)] * 4,
-        [(0.004, 8, 5)] * 5,
-        [(1, c, 5) for c in (1, 30, 2, 60, 4, 90, 1, 45)],
-        [(1, 8, ms) for ms in (3, 9, 3, 3, 9, 9, 3, 9)],
-        [],
+        ([(1, 8, 5)] * 4, "unsteady load"),
+        ([(0.004, 8, 5)] * 5, "times scatter, or are of too few tokens"),
+        ([(1, c, 5) for c in (1, 30, 2, 60, 4, 90, 1, 45)], "unsteady load"),
+        (
+            [(1, 8, ms) for ms in (3, 9, 3, 3, 9, 9, 3, 9)],
+            "times scatter, or are of too few tokens",
+        ),
+        ([], ""),
     ],
     ids=["few intervals", "few tokens", "jumps", "times that scatter", "nothing"],
 )
-def test_an_unsteady_load_makes_no_curve(steps: list[tuple[float, float, float]]) -> None:
+def test_an_unsteady_load_makes_no_curve(steps: list[tuple[float, float, float]], why: str) -> None:
     made, left_out = learned(track(steps))
     assert made is None
-    assert len(left_out) == bool(steps)
+    assert [words.partition("): ")[2] for words in left_out] == ([why] if why else [])
 
 
 def test_a_stretch_with_preemptions_is_left_out() -> None:
     made, left_out = learned(track([(1, 8, 5)] * 20, preemptions=1.0))
     assert made is None
-    assert left_out == [
-        "left out 0.0 s to 20.0 s (8.0 to 8.0 in decode): the load was not steady for long enough"
-    ]
+    assert left_out == ["left out 0.0 s to 20.0 s (8.0 to 8.0 in decode): unsteady load"]
 
 
 def test_like_loads_make_one_point_and_what_lies_beside_none() -> None:
@@ -445,6 +446,15 @@ def test_what_was_observed_outlives_the_process() -> None:
     seen = observed(track([(5, 4, 5)] * 30, prompt_tokens=3000.0))
     stored = json.loads(json.dumps(seen.to_dict()))
     assert Observed.from_dict(stored).baseline() == seen.baseline()
+
+
+def test_tokens_that_failed_requests_made_negative_are_not_learnt() -> None:
+    points = track([(5, 4, 5)] * 30)
+    spoilt = replace(points[9].totals, first_tokens=1e6)
+    points[9] = Point(points[9].t, spoilt)
+    points[10:] = [Point(p.t, replace(p.totals, first_tokens=1e6)) for p in points[10:]]
+    seen = observed(points)
+    assert Observed.from_dict(seen.to_dict()).baseline() == seen.baseline() is not None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import zlib
 
 import pytest
 from specdec_exporter.model import Reason, ScrapeError
-from specdec_exporter.scrape import fetch, new_client
+from specdec_exporter.scrape import fetch, fetch_version, new_client
 
 from tests import pages
 from tests.hostile import Answer, Exchange, HostileServer, chunked, response
@@ -351,3 +351,48 @@ def test_what_a_server_says_is_told_on_one_short_printable_line(answer: bytes) -
     detail = failure(answer).detail
     assert len(detail) < 250
     assert detail.isprintable()
+
+
+# The engine's version
+
+
+def version(url: str) -> str:
+    async def once() -> str:
+        async with new_client(tls=False) as client:
+            return await fetch_version(client, url, 20)
+
+    return asyncio.run(once())
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/vllm/metrics", "/metrics?name=a"])
+def test_the_version_is_asked_for_beside_the_metrics_page(path: str) -> None:
+    with HostileServer(response(b'{"version": "0.32.0"}')) as server:
+        base = server.url.removesuffix("/metrics")
+        assert version(f"{base}{path}") == "0.32.0"
+        beside = path.partition("?")[0].removesuffix("metrics")
+        assert server.requests[0].startswith(f"GET {beside}version HTTP/1.1".encode())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 302 Found\r\nLocation: /login\r\nContent-Length: 0\r\n\r\n",
+        response(b"<html>"),
+        response(b"[]"),
+        response(b"{}"),
+        response(b'{"version": 3}'),
+        response(b'{"version": "a\\nb"}'),
+        response(b"[" * 9_000),
+        response(b" " * 20_000),
+    ],
+)
+def test_a_server_without_that_route_has_an_unknown_version(answer: bytes) -> None:
+    with HostileServer(answer) as server:
+        assert version(server.url) == ""
+
+
+def test_a_server_that_is_not_there_is_a_failure_and_no_unknown_version() -> None:
+    with pytest.raises(ScrapeError) as caught:
+        version("http://127.0.0.1:1/metrics")
+    assert caught.value.reason is Reason.CONNECT

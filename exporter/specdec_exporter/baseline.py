@@ -341,10 +341,11 @@ def _crowding(intervals: Sequence[DecodeInterval]) -> float:
     """
     pairs = [(a, b) for a, b in pairwise(intervals) if _adjoin(a, b)]
     first_tokens = sum(i.increase.first_tokens or 0.0 for i in intervals)
-    if len(pairs) < _MIN_INTERVALS or first_tokens <= 0:
+    seconds = sum(i.decode_seconds for i in intervals)
+    if len(pairs) < _MIN_INTERVALS or seconds <= 0:
         return 0.0
-    duration = sum(i.decode_seconds for i in intervals) / first_tokens
-    x = sum(b.seconds for _, b in pairs) / len(pairs) / duration
+    # For intervals much shorter than a request the result is independent of x.
+    x = max(0.01, sum(b.seconds for _, b in pairs) / len(pairs) * first_tokens / seconds)
     mean_share = 2 * (x - 1 + math.exp(-x)) / x**2
     neighbour_share = (-math.expm1(-x) / x) ** 2
     # In units of what chance arrivals have, c. The median, since a change of load is no chance.
@@ -429,9 +430,13 @@ def _judge(intervals: Sequence[DecodeInterval]) -> list[tuple[DecodeInterval, bo
 
     before, after = [None, *intervals][:-1], [*intervals, None][1:]
     return [
-        (one, not one.increase.preemptions and alike(a, one) and alike(one, b))
+        (one, _counts(one) and alike(a, one) and alike(one, b))
         for a, one, b in zip(before, intervals, after, strict=True)
     ]
+
+
+def _counts(interval: DecodeInterval) -> bool:
+    return interval.decode_tokens > 0 and not interval.increase.preemptions
 
 
 def _curve(steady: Iterable[DecodeInterval]) -> list[tuple[BaselinePoint, list[DecodeInterval]]]:
@@ -501,8 +506,9 @@ def _left_out(
     curve: Sequence[tuple[BaselinePoint, list[DecodeInterval]]],
 ) -> Iterator[str]:
     """The loads of a track that no point of a curve is near, in words."""
+    steady = dict(judged)
     used = {interval for _, group in curve for interval in group}
-    for is_used, run in groupby((one for one, _ in judged), lambda one: one in used):
+    for is_used, run in groupby(steady, lambda one: one in used):
         stretch = list(run)
         levels = [one.concurrency for one in stretch]
         known = [point.decode_concurrency for point, _ in curve]
@@ -511,9 +517,10 @@ def _left_out(
         ):
             continue
         begin, end = stretch[0].t - stretch[0].seconds - start, stretch[-1].t - start
+        settled = sum(steady[one] for one in stretch) >= _MIN_INTERVALS
         yield (
             f"left out {begin:.1f} s to {end:.1f} s ({min(levels):.1f} to {max(levels):.1f} in "
-            "decode): the load was not steady for long enough"
+            f"decode): {'times scatter, or are of too few tokens' if settled else 'unsteady load'}"
         )
 
 

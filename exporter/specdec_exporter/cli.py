@@ -17,7 +17,7 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from specdec_exporter import __version__
-from specdec_exporter.config import ConfigError, Problem, Settings, Target, load
+from specdec_exporter.config import ConfigError, Problem, Settings, load
 from specdec_exporter.duration import parse_duration
 
 app = typer.Typer(
@@ -259,7 +259,7 @@ def calibrate(
         if recordings:
             made = from_recordings((p, _recorded_prefix(settings, p)) for p in recordings)
         else:
-            target = Target(url=url or "")
+            (target,) = load(flags={"targets": [url]}).targets
             known = (t.metric_prefix for t in settings.targets if t.url == target.url)
             plan = Plan(
                 metrics_url=target.url,

@@ -66,15 +66,17 @@ def net_gain(window: Window, baseline: Baseline) -> Gain:
     increase = window.increase
     tokens = sum(i.decode_tokens for i in intervals)
     unknown = no_gain(baseline)
-    if tokens <= 0:
+    if tokens <= 0 or sum(i.decode_seconds for i in intervals) <= 0:
         return replace(unknown, reason="no tokens were decoded")
     same_load = _at_equal_concurrency(intervals, baseline)
     reasons = [] if same_load else [_beyond(intervals, baseline)]
     reasons += _other_conditions(conditions(increase), baseline.conditions)
     covered = not reasons
     same_work = _at_equal_throughput(intervals, baseline, same_load) if same_load else None
-    if same_work is None and (words := _overload(intervals, baseline)):
-        reasons.append(words)
+    if same_work is None:
+        reasons += _overload(intervals, baseline) or (
+            ["at equal throughput the load is below the baseline's reach"] if same_load else []
+        )
     spoilt = _spoilt(increase, tokens)
     reasons += spoilt
     gain = replace(unknown, covered=covered, inconclusive=bool(spoilt), reason="; ".join(reasons))
@@ -164,16 +166,16 @@ def _at_equal_throughput(
     return _Comparison(ratio, stderr, expected / tokens)
 
 
-def _overload(intervals: Sequence[DecodeInterval], baseline: Baseline) -> str:
-    """That a baseline is not known to carry so much, in words; empty where it is."""
+def _overload(intervals: Sequence[DecodeInterval], baseline: Baseline) -> list[str]:
+    """That a baseline is not known to carry so much, in words."""
     busy = sum(i.decode_seconds / i.concurrency for i in intervals)
-    throughput = sum(i.decode_tokens for i in intervals) / busy if busy > 0 else math.inf
-    if baseline.concurrency_at(throughput) is not None or throughput < baseline.capacity:
-        return ""
-    return (
+    throughput = sum(i.decode_tokens for i in intervals) / busy
+    if throughput <= baseline.capacity:
+        return []
+    return [
         f"the baseline could not carry this load: {throughput:.0f} tokens a second, and it reaches "
         f"{baseline.capacity:.0f}"
-    )
+    ]
 
 
 def _beyond(intervals: Sequence[DecodeInterval], baseline: Baseline) -> str:

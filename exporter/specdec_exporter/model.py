@@ -264,7 +264,7 @@ class Gain:
     """
 
     source: str
-    """`peer`, `measured`, `observed` or `static`."""
+    """Of the baseline: `peer`, `measured`, `observed` or `static`."""
     baseline_tpot_seconds: float | None
     """What these tokens would have cost without speculation at the same concurrency."""
     covered: bool
@@ -283,6 +283,7 @@ class Gain:
     reason: str
     """In words, why a value is missing; empty when all is well."""
     baseline_taken_at: float
+    """Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,6 +211,15 @@ def exporter(folder: Path, port: int, file: Path, pid: int, baseline: Path) -> I
         ) as process,
     ):
         try:
+            deadline = time.monotonic() + 60
+            while True:
+                try:
+                    httpx.get(f"http://{listen}/-/healthy", timeout=5)
+                    break
+                except httpx.TransportError:
+                    assert process.poll() is None, log.read_text()
+                    assert time.monotonic() < deadline
+                    time.sleep(0.1)
             yield Evening(f"http://{listen}", file, log, [])
         finally:
             process.terminate()

@@ -8,6 +8,7 @@ comes from the recorded pages and the file of `calibrate`.
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -44,8 +45,8 @@ class Compared:
 
     @property
     def error(self) -> float:
-        gain: float = self.replayed["tpot_gain_ratio"]
-        return abs(gain - self.client)
+        gain: float | None = self.replayed["tpot_gain_ratio"]
+        return math.inf if gain is None else abs(gain - self.client)
 
 
 def specdec(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -112,7 +113,8 @@ def compare(start: Start, folder: Path, seed: int) -> dict[int, Compared]:
         found[k] = Compared(1 - speculating / plain, json.loads(replayed.stdout.splitlines()[-1]))
     print(json.loads(file.read_text()))
     for k, one in found.items():
-        print(f"k = {k}: client {one.client:+.3f}, exporter {one.replayed['tpot_gain_ratio']}")
+        gain, reason = (one.replayed[name] for name in ("tpot_gain_ratio", "gain_reason"))
+        print(f"k = {k}: client {one.client:+.3f}, exporter {gain} {reason}")
     return found
 
 
