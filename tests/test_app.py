@@ -10,7 +10,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,6 +29,7 @@ from specdec_exporter.config import Settings, Target, load
 from specdec_exporter.loop import Monitor
 from specdec_exporter.model import ExporterStatus, Reason, ScrapeError, TargetStatus
 from specdec_exporter.service import Exporter
+from specdec_exporter.tuner import Refusal
 from structlog.testing import capture_logs
 
 from tests import pages
@@ -63,6 +64,22 @@ class Fixed:
     def relearn_reference(self, target: str, model_name: str) -> bool:
         self.asked.append(("relearn", target, model_name))
         return target == "a"
+
+    def autotune(self, action: str, target: str, k: int | None, who: str) -> str:
+        self.asked.append((action, target, "" if k is None else str(k)))
+        if target == "b":
+            raise Refusal("target b has no actuator")
+        return f"{action} of {target}"
+
+    def hear_alert(self, rule: str, labels: Mapping[str, str], *, firing: bool) -> int:
+        self.asked.append((rule, labels.get("target", ""), str(firing)))
+        return 1
+
+    def audit(self, limit: int) -> list[dict[str, Any]]:
+        return [
+            {"id": 2, "t": 1.7e9, "target": "a", "what": "ended", "outcome": "<b>verified</b>"},
+            {"id": 1, "t": 1.7e9, "target": "a", "what": "begun", "from_k": 4, "to_k": 1},
+        ][:limit]
 
 
 APPS: WeakKeyDictionary[Service, FastAPI] = WeakKeyDictionary()
@@ -434,6 +451,102 @@ def test_drift_is_acknowledged_and_references_replaced_by_those_who_have_the_tok
     assert unknown.status_code == 404
     assert unknown.text.count("\n") == 1
     assert "'b'" in unknown.text
+
+
+TUNING = ["pause", "resume", "apply", "rollback"]
+MESSAGE = {
+    "version": "4",
+    "alerts": [
+        {
+            "status": "firing",
+            "labels": {"alertname": "SpecDecPositionDecay", "target": "a", "model_name": "m"},
+        },
+        {"status": "resolved", "labels": {"alertname": "SpecDecDrafterBroken", "target": "a"}},
+        {"status": "firing", "labels": {"alertname": "SpecDecAcceptanceLow", "target": "a"}},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    "path", ["/hooks/alertmanager", *(f"/api/v1/autotune/{a}" for a in TUNING)]
+)
+def test_without_a_token_set_nothing_that_tunes_exists(path: str) -> None:
+    service = Fixed()
+    assert ask(service, path, "POST").status_code == 404
+    assert ask(service, path, "POST", authorization="Bearer x").status_code == 404
+    assert service.asked == []
+
+
+@pytest.mark.parametrize("action", TUNING)
+def test_tuning_is_for_those_who_have_the_token(action: str) -> None:
+    service = Fixed(admin_token="hunter2")
+    path = f"/api/v1/autotune/{action}?target=a&k=2"
+    assert ask(service, path, "POST").status_code == 401
+    assert ask(service, path, "GET", authorization="Bearer hunter2").status_code == 405
+    assert service.asked == []
+    done = ask(service, path, "POST", authorization="Bearer hunter2")
+    assert (done.status_code, done.text) == (200, f"{action} of a\n")
+    assert service.asked == [(action, "a", "2")]
+
+
+def test_what_cannot_be_tuned_is_a_conflict_with_the_reason() -> None:
+    service = Fixed(admin_token="hunter2")
+    ours = {"authorization": "Bearer hunter2"}
+    refused = ask(service, "/api/v1/autotune/apply?target=b", "POST", **ours)
+    assert (refused.status_code, refused.text) == (409, "target b has no actuator\n")
+    for k in ("x", "-1", "1e3", "100", "\u0663"):
+        assert ask(service, f"/api/v1/autotune/apply?k={k}", "POST", **ours).status_code == 422
+    assert ask(service, "/api/v1/autotune/explode", "POST", **ours).status_code == 404
+
+
+def post(service: Fixed, path: str, body: bytes, **headers: str) -> httpx.Response:
+    app = create_app(service)
+
+    async def once() -> httpx.Response:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return await client.post(path, content=body, headers=headers)
+
+    return asyncio.run(once())
+
+
+def test_alertmanagers_message_is_heard_for_the_alerts_that_are_acted_on() -> None:
+    service = Fixed(admin_token="hunter2")
+    body = json.dumps(MESSAGE).encode()
+    assert post(service, "/hooks/alertmanager", body).status_code == 401
+    heard = post(service, "/hooks/alertmanager", body, authorization="Bearer hunter2")
+    assert (heard.status_code, heard.text) == (200, "Heard 2 of 3 alerts.\n")
+    assert service.asked == [("position_decay", "a", "True"), ("drafter_broken", "a", "False")]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b'{"alerts": 3}',
+        b'{"alerts": [{}]}',
+        b"\xff",
+        b"[" * 9000,
+        b" " * 2_000_000,
+    ],
+    ids=range(8),
+)
+def test_what_is_no_message_of_alertmanager_is_refused_in_one_line(body: bytes) -> None:
+    service = Fixed(admin_token="hunter2")
+    refused = post(service, "/hooks/alertmanager", body, authorization="Bearer hunter2")
+    assert refused.status_code == 422
+    assert refused.text.count("\n") == 1
+    assert service.asked == []
+
+
+def test_the_audit_log_is_served_and_shown_as_text() -> None:
+    service = Fixed()
+    assert [e["id"] for e in ask(service, "/api/v1/audit?limit=1").json()] == [2]
+    page = ask(service, "/").text
+    assert "&lt;b&gt;verified&lt;/b&gt;" in page
+    assert "k 4 → 1" in page
 
 
 def test_a_get_never_reloads() -> None:

@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from fastapi import FastAPI, Request, Response
@@ -26,6 +27,7 @@ from specdec_exporter.duration import format_duration
 from specdec_exporter.expose import registry, render
 from specdec_exporter.model import ExporterStatus
 from specdec_exporter.tuner import Refusal
+from specdec_exporter.words import headline
 
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
@@ -116,6 +118,8 @@ def create_app(service: Service) -> FastAPI:
         loader=PackageLoader("specdec_exporter"), autoescape=True, undefined=StrictUndefined
     )
     templates.filters["duration"] = format_duration
+    templates.filters["moment"] = _moment
+    templates.globals["headline"] = headline
     page = templates.get_template("page.html")
 
     app.add_middleware(_Guard, service=service)
@@ -213,7 +217,11 @@ def create_app(service: Service) -> FastAPI:
     @app.api_route("/", methods=_READ, response_class=HTMLResponse)
     async def index() -> Response:
         settings = service.settings
-        return HTMLResponse(page.render(status=service.status(), interval=settings.interval))
+        return HTMLResponse(
+            page.render(
+                status=service.status(), interval=settings.interval, audit=service.audit(20)
+            )
+        )
 
     return app
 
@@ -278,6 +286,10 @@ def _alerts(body: bytes) -> list[tuple[str, dict[str, str], bool]] | None:
         ]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def _moment(unix_time: float) -> str:
+    return datetime.fromtimestamp(unix_time, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _unknown(what: str, target: str, model: str) -> Response:

@@ -233,7 +233,7 @@ def calibrated(start: Start, folder: Path) -> Path:
         done = subprocess.run(
             [
                 *(COMMAND, "calibrate", "--url", server.url, "--concurrency", "1,2,4"),
-                *("--duration", "8s", "--max-tokens", str(MAX_TOKENS), "--prompts", str(prompts)),
+                *("--duration", "12s", "--max-tokens", str(MAX_TOKENS), "--prompts", str(prompts)),
                 *("--out", str(file)),
             ],
             capture_output=True,
