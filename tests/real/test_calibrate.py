@@ -89,6 +89,10 @@ def recorded_tpot(server: VllmServer, folder: Path, seed: int) -> float:
         recorder.join()
 
 
+class UnsteadyError(Exception):
+    """Other work on the machine left nothing steady to make a baseline of."""
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """What one round of servers showed."""
@@ -127,7 +131,8 @@ def attempt(start: Start, folder: Path, seed: int) -> Attempt:
             *("--out", driven),
         )
     made = specdec("calibrate", "--from-series", folder / "plain", "--out", file)
-    assert made.returncode == 0, made.stderr
+    if made.returncode != 0:
+        raise UnsteadyError(made.stderr)
     found = {}
     for k in DEPTHS:
         pages = folder / f"k{k}"
@@ -156,11 +161,18 @@ def attempt(start: Start, folder: Path, seed: int) -> Attempt:
 def best(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Attempt:
     """Where the two disagree another round, two at most: other work on the machine slows one of them
     now and then, and a wrong formula is wrong every time."""
-    rounds = []
+    rounds: list[Attempt] = []
+    told = ""
     for n in range(ATTEMPTS):
-        rounds.append(attempt(start, tmp_path_factory.mktemp("calibrate"), 10 * n))
+        try:
+            rounds.append(attempt(start, tmp_path_factory.mktemp("calibrate"), 10 * n))
+        except UnsteadyError as unsteady:
+            told = str(unsteady)
+            continue
         if rounds[-1].error <= 1:
             break
+    if not rounds:
+        pytest.fail(f"the machine is too busy to measure on: {told}")
     return min(rounds, key=lambda one: one.error)
 
 
