@@ -41,6 +41,10 @@ vllm:
 bench: $(STAMP) ## measure what the exporter costs
 	$(PYTHON) -m bench
 
+.PHONY: bench-drift
+bench-drift: $(STAMP) ## drift detectors: false alarms and delays; ARGS="--quick", ARGS=scenarios.yaml
+	nice $(PYTHON) -m bench.drift $(ARGS)
+
 docs: $(STAMP) ## write docs/metrics.md from the code
 	$(PYTHON) -m specdec_exporter.expose > docs/metrics.md.new
 	@mv docs/metrics.md.new docs/metrics.md

@@ -55,7 +55,9 @@ def scrape(
     left, accepted, above = drafts, [], 1.0
     for position in positions:
         share = position / above if above > 0 else 0.0
-        left = min(left, max(0.0, round(chance.gauss(left * share, math.sqrt(left * share * (1 - share))))))
+        left = min(
+            left, max(0.0, round(chance.gauss(left * share, math.sqrt(left * share * (1 - share)))))
+        )
         accepted.append(left)
         above = position
     return Interval(seconds, drafts, tuple(accepted))
@@ -193,9 +195,7 @@ def test_with_one_position_every_fall_is_of_the_front() -> None:
 
 def test_a_fall_of_position_0_that_the_deeper_ones_make_up_for_is_found_by_its_own_chart() -> None:
     positions = (0.40, 0.30)
-    incident = feed(
-        Detector(guide()), traffic(random.Random(2), MONDAY, DAY_SECONDS, positions)
-    )
+    incident = feed(Detector(guide()), traffic(random.Random(2), MONDAY, DAY_SECONDS, positions))
     assert incident is not None
     assert (incident.chart, incident.shape) == ("first", "front")
 
@@ -468,7 +468,7 @@ def test_a_configured_reference_has_the_positions_given_and_no_others() -> None:
 
 @pytest.mark.parametrize("positions", [(), (0.0,), (1.2,), (0.3, 0.4), (0.3, -0.1), (math.nan,)])
 def test_a_configured_reference_that_cannot_be_is_refused(positions: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError, match="acceptance ratios in 0..1 that do not increase"):
+    with pytest.raises(ValueError, match="acceptance ratios"):
         configured(TWO, positions, taken_at=0, variance_inflation=13)
 
 

@@ -108,8 +108,8 @@ class Reference:
         Raises:
             TypeError: names that are missing or unknown.
         """
-        plain = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-        return cls(**plain | {"fingerprint": Fingerprint(**values["fingerprint"])})
+        fingerprint = Fingerprint(**values["fingerprint"])
+        return cls(**_with_tuples(values) | {"fingerprint": fingerprint})
 
 
 def configured(
@@ -245,7 +245,9 @@ class Learner:
         seconds, total = self.seconds, sum(drafts)
         ratios = tuple(sum(a) / total for a in zip(*(one.accepted for one in bins), strict=True))
         days = (bins[-1].index - bins[0].index) * _BIN_SECONDS / DAY_SECONDS
-        waves = [_waves((b.index + 0.5) * _BIN_SECONDS) for b in bins] if days >= _CYCLE_DAYS else []
+        waves = (
+            [_waves((b.index + 0.5) * _BIN_SECONDS) for b in bins] if days >= _CYCLE_DAYS else []
+        )
         sums = [sum(one.accepted) for one in bins], [one.accepted[0] for one in bins]
         (accepted_cycle, accepted), (first_cycle, first) = (
             _fit(drafts, counts, waves, self._variance_inflation * variance)
@@ -302,7 +304,7 @@ class Incident:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """What `to_dict` gave, also after a way through JSON."""
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        return cls(**_with_tuples(values))
 
 
 @dataclass(slots=True)
@@ -357,10 +359,12 @@ class Chart:
         return self.missing >= self.threshold
 
     def clear(self) -> None:
+        """Begin anew with nothing missing."""
         self.missing = self.drafts = 0.0
         self.since, self.expected, self.accepted = None, (0.0, 0.0), []
 
     def to_dict(self) -> dict[str, Any]:
+        """What changes, as plain values."""
         return {
             "missing": self.missing,
             "since": self.since,
@@ -370,6 +374,7 @@ class Chart:
         }
 
     def restore(self, values: Mapping[str, Any]) -> None:
+        """Go on from what `to_dict` gave."""
         self.missing, self.since = values["missing"], values["since"]
         self.drafts, self.accepted = values["drafts"], list(values["accepted"])
         self.expected = values["expected"][0], values["expected"][1]
@@ -407,8 +412,8 @@ class Detector:
 
     @property
     def score(self) -> float:
-        """The fullest chart against its threshold; 1 and above is drift. Latches as the incident."""
-        return max(chart.missing / chart.threshold for chart in self.charts)
+        """The fullest chart against its threshold; 1 and above is drift, and latched as it is."""
+        return max(map(_fullness, self.charts))
 
     def add(self, unix_time: float, interval: Interval) -> None:
         """Take in one scrape interval that ended then.
@@ -540,6 +545,10 @@ def _chart(name: str, reference: Reference, mean: float, fall: float, variance: 
         variance=variance,
         allowance=math.hypot(fall, _MARGIN * error),
     )
+
+
+def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
 
 def _fullness(chart: Chart) -> float:
