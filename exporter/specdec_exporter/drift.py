@@ -412,8 +412,9 @@ class Detector:
 
     @property
     def score(self) -> float:
-        """The fullest chart against its threshold; 1 and above is drift, and latched as it is."""
-        return max(map(_fullness, self.charts))
+        """The fullest chart against its threshold; 1 and above is drift, until acknowledged."""
+        fullest = max(map(_fullness, self.charts))
+        return fullest if self.incident is None else max(1.0, fullest)
 
     def add(self, unix_time: float, interval: Interval) -> None:
         """Take in one scrape interval that ended then.
