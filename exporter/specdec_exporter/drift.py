@@ -69,7 +69,8 @@ class Reference:
     position_acceptance_ratio: tuple[float, ...]
     """Mean over drafts, of position 0 first; there may be fewer than k."""
     accepted_variance: tuple[float, float]
-    """Variance of a sum of accepted tokens per draft in it, over 16 minutes and over an hour."""
+    """Variance of a sum of accepted tokens per draft in it, over 16 minutes and over an hour; the
+    second is the first where it is not larger by more than chance."""
     first_variance: tuple[float, float]
     """The same of position 0 alone."""
     accepted_cycle: tuple[float, ...] = ()
@@ -402,9 +403,9 @@ class Detector:
         mean, first = reference.mean_accepted, reference.position_acceptance_ratio[0]
         accepted_short, accepted_long = reference.accepted_variance
         self.charts = [
-            _chart("slow", reference, mean, 0.05, max(accepted_short, accepted_long)),
+            _chart("slow", reference, mean, 0.05, accepted_long),
             _chart("fast", reference, mean, 0.20, accepted_short),
-            _chart("first", reference, first, 0.05, max(reference.first_variance)),
+            _chart("first", reference, first, 0.05, reference.first_variance[1]),
         ]
         self._seconds_per_alarm = MONTH_SECONDS / false_alarms_per_month
         self._drafts = self._seconds = 0.0
@@ -599,8 +600,13 @@ def _fit(
     fitted = max(1, len(cycle))
     short = _block_variance(drafts, residuals, _SHORT_BINS, fitted)
     long = _block_variance(drafts, residuals, _LONG_BINS, fitted)
-    short_known = assumed_variance if short is None else short
-    return cycle, (short_known, max(short_known, assumed_variance) if long is None else long)
+    if short is None:
+        return cycle, (assumed_variance, assumed_variance)
+    if long is None:
+        return cycle, (short, max(short, assumed_variance))
+    # Of so few long blocks the variance is known to √(4/3 · width / n); less is no difference.
+    beyond = 1.0 + 2.0 * math.sqrt(4.0 / 3.0 * _LONG_BINS / len(drafts))
+    return cycle, (short, long if long > beyond * short else short)
 
 
 def _block_variance(
