@@ -42,7 +42,10 @@ bench: $(STAMP) ## measure what the exporter costs
 	$(PYTHON) -m bench
 
 bench-tuner: $(STAMP) ## measure what the tuner gets of what is possible; ARGS="--quick" and the like
-	$(PYTHON) -m bench.tuner $(ARGS)
+	nice $(PYTHON) -m bench.tuner $(ARGS)
+
+bench-drift: $(STAMP) ## drift detectors: false alarms and delays; ARGS="--quick", ARGS=scenarios.yaml
+	nice $(PYTHON) -m bench.drift $(ARGS)
 
 docs: $(STAMP) ## write what is made from the code: docs/metrics.md and the rules in alerts/
 	$(PYTHON) -m specdec_exporter.expose > docs/metrics.md.new

@@ -1,4 +1,4 @@
-"""How often drift detectors alarm for nothing, and how soon they find what is there: `make bench-drift`.
+"""Drift detectors: their false alarms, and how soon they find what is there. `make bench-drift`.
 
 Worlds of traffic are drawn scrape by scrape: requests with geometric numbers of drafts, alike in
 acceptance within a request by the law of the simulator, in a daily cycle of load and one of
@@ -28,11 +28,10 @@ from specdec_exporter.simulator import Simulator, statistics_world
 from specdec_exporter.simulator.acceptance import acceptance_law, solve_spread, solve_stop
 from specdec_exporter.uncertainty import Interval
 
-Array = NDArray[np.float64]
+Array = NDArray[np.floating[Any]]
 DAY = 86400.0
-BUDGET = 0.5
 BLOCK_SECONDS = 240.0
-PRE_SECONDS = 6 * 3600.0
+QUIET_HOURS = 3.0
 
 HELP = """\
 A scenario file (YAML or JSON) is a list of worlds, or a mapping with `worlds` and `changes`. Left
@@ -94,13 +93,10 @@ def evenly(positions: Sequence[float], share: float) -> tuple[float, ...]:
 
 
 def _factors(positions: Array, shares: Array) -> Array:
-    factors = shares.copy()
-    powers = np.arange(1, len(positions) + 1)
-    for _ in range(8):
-        value = (positions * factors[:, None] ** powers).sum(1) - shares * positions.sum()
-        slope = (positions * powers * factors[:, None] ** (powers - 1)).sum(1)
-        factors -= value / slope
-    return factors
+    """The factor of each conditional acceptance for each share of the mean length."""
+    grid = np.linspace(0.0, 2.0, 20001)
+    lengths = (positions * grid[:, None] ** np.arange(1, len(positions) + 1)).sum(1)
+    return np.interp(shares, lengths / positions.sum(), grid)
 
 
 GUIDE = (0.47, 0.24)
@@ -110,11 +106,11 @@ WORLDS = tuple(
     for rate in (2.0, 20.0, 200.0)
 )
 CHANGES = (
-    Change("35 → 25 %", evenly(GUIDE, 25 / 35)),
+    Change("35 → 25 %", evenly(GUIDE, 25 / 35), watch_seconds=DAY / 2),
     Change("35 → 31.5 %", evenly(GUIDE, 0.9)),
     Change("position 0 47 → 40 %", (0.40, 0.24)),
     Change("ramp −10 % in 6 h", evenly(GUIDE, 0.9), over_seconds=6 * 3600.0),
-    Change("collapse", evenly(GUIDE, 0.02), watch_seconds=6 * 3600.0),
+    Change("collapse", evenly(GUIDE, 0.02), watch_seconds=2 * 3600.0),
 )
 GOALS: dict[str, tuple[float, ...]] = {
     "20/s": (15 * 60, 75 * 60, 45 * 60, 6.5 * 3600, 3 * 60),
@@ -134,6 +130,19 @@ class Traffic:
     """Shape (k, scrapes)."""
     seconds: float
 
+    def part(self, begin: int, end: int | None = None) -> Traffic:
+        """Some of its scrapes."""
+        those = slice(begin, end)
+        return Traffic(self.t[those], self.drafts[those], self.accepted[:, those], self.seconds)
+
+    def __add__(self, later: Traffic) -> Traffic:
+        return Traffic(
+            np.concatenate((self.t, later.t)),
+            np.concatenate((self.drafts, later.drafts)),
+            np.concatenate((self.accepted, later.accepted), axis=1),
+            self.seconds,
+        )
+
     def blocks(self, seconds: float) -> Traffic:
         """The same by longer steps, whole ones only."""
         width = round(seconds / self.seconds)
@@ -151,6 +160,11 @@ class Plan:
     drafts: NDArray[np.int64]
     positions: Array
     """Mean acceptance by position of the requests drafting then, shape (k, scrapes)."""
+
+    def part(self, begin: int, end: int | None = None) -> Plan:
+        """Some of its scrapes."""
+        those = slice(begin, end)
+        return Plan(self.t[those], self.drafts[those], self.positions[:, those])
 
 
 class Sampler:
@@ -206,7 +220,7 @@ class Sampler:
             noise[0] = r.normal(0, w.wander)
             shares += lfilter([1.0], [1.0, -keep], noise)
         factors = _factors(np.asarray(w.positions), shares)
-        return Plan(t, drafts, means * factors ** np.arange(1, w.k + 1)[:, None])
+        return Plan(t, drafts, means * np.cumprod(np.tile(factors, (w.k, 1)), axis=0))
 
     def draw(self, plan: Plan, change: Change | None = None, at: float = 0.0) -> Traffic:
         """Accept or reject the drafts, from `at` on with a change."""
@@ -233,7 +247,9 @@ def learn(traffic: Traffic) -> Reference:
     width = round(BLOCK_SECONDS / traffic.seconds)
     busy = (traffic.drafts[: len(rows.t) * width].reshape(-1, width) > 0).sum(1) * traffic.seconds
     learner = Learner(13.0)
-    for t, seconds, drafts, *accepted in zip(rows.t, busy, rows.drafts, *rows.accepted, strict=True):
+    for t, seconds, drafts, *accepted in zip(
+        rows.t, busy, rows.drafts, *rows.accepted, strict=True
+    ):
         counts = tuple(map(float, accepted))
         # Dated so that its middle is in its block however short it is.
         middle = float(t) - BLOCK_SECONDS / 2 + float(seconds) / 2
@@ -244,18 +260,21 @@ def learn(traffic: Traffic) -> Reference:
     return reference
 
 
-def expectations(reference: Reference, t: Array) -> tuple[Array, Array]:
+def expectations(reference: Reference, t: Array) -> tuple[Array, ...]:
     """`Reference.expected` for many times at once."""
+    mean, first = reference.mean_accepted, reference.position_acceptance_ratio[0]
+    if not reference.accepted_cycle:
+        return np.full_like(t, mean), np.full_like(t, first)
     angle = 2 * np.pi * (t % DAY) / DAY
-    waves = np.stack(
-        [np.ones_like(t), np.cos(angle), np.sin(angle), np.cos(2 * angle), np.sin(2 * angle)]
+    cosine, sine = np.cos(angle), np.sin(angle)
+    waves = cosine, sine, 2 * cosine * cosine - 1, 2 * sine * cosine
+    return tuple(
+        value + cycle[0] + sum(c * wave for c, wave in zip(cycle[1:], waves, strict=True))
+        for value, cycle in (
+            (mean, reference.accepted_cycle),
+            (first, reference.first_cycle),
+        )
     )
-    mean = np.full_like(t, reference.mean_accepted)
-    first = np.full_like(t, reference.position_acceptance_ratio[0])
-    if reference.accepted_cycle:
-        mean += np.asarray(reference.accepted_cycle) @ waves
-        first += np.asarray(reference.first_cycle) @ waves
-    return mean, first
 
 
 Score = Callable[[Traffic], Array]
@@ -281,7 +300,8 @@ def ours(reference: Reference) -> Score:
             scores.append(
                 (missing - np.minimum(np.minimum.accumulate(missing), 0.0)) / chart.threshold
             )
-        return np.maximum.reduce(scores)
+        highest: Array = np.maximum.reduce(scores)
+        return highest
 
     return score
 
@@ -291,18 +311,19 @@ State = tuple[int, float, float, float]
 
 
 class PageHinkleyPeer:
-    """river's PageHinkley for drops, all thresholds at once; `check` compares it with river's own."""
+    """river's PageHinkley for drops, for any threshold; `check` compares it with river's own."""
 
-    def __init__(self, delta: float) -> None:
-        self.delta = delta
+    def __init__(self, delta: float, alpha: float) -> None:
+        self.delta, self.alpha = delta, alpha
 
     def __call__(self, values: Array, state: State | None = None) -> tuple[Array, State]:
         """The statistic that is held against the threshold, and the state to go on from."""
         n, mean, total, top = state or (0, 0.0, 0.0, -1.0)
-        alpha = PageHinkley().alpha
         counts = n + np.arange(1, len(values) + 1)
         means = (n * mean + np.cumsum(values)) / counts
-        sums = lfilter([1.0], [1.0, -alpha], values - means + self.delta, zi=[alpha * total])[0]
+        sums = lfilter(
+            [1.0], [1.0, -self.alpha], values - means + self.delta, zi=[self.alpha * total]
+        )[0]
         tops = np.maximum(top, np.maximum.accumulate(sums))
         return tops - sums, (int(counts[-1]), means[-1], sums[-1], tops[-1])
 
@@ -374,11 +395,11 @@ class Effort:
     months: int
     repeats: int
     adwin_months: int
-    adwin_repeats: int
+    adwin_changes: int
 
 
-FULL = Effort(months=40, repeats=5, adwin_months=12, adwin_repeats=2)
-QUICK = Effort(months=6, repeats=2, adwin_months=3, adwin_repeats=1)
+FULL = Effort(months=30, repeats=6, adwin_months=8, adwin_changes=20)
+QUICK = Effort(months=5, repeats=2, adwin_months=3, adwin_changes=5)
 
 
 @dataclass
@@ -395,22 +416,15 @@ class Month:
         sampler = Sampler(world, seed)
         whole = sampler.draw(sampler.plan(0.0, (world.learn_days + 30) * DAY))
         n = round(world.learn_days * DAY / world.scrape_seconds)
-        learned, quiet = (
-            Traffic(whole.t[part], whole.drafts[part], whole.accepted[:, part], whole.seconds)
-            for part in (slice(n), slice(n, None))
-        )
-        return cls(sampler, learned, quiet, learn(learned))
+        learned = whole.part(0, n)
+        return cls(sampler, learned, whole.part(n), learn(learned))
 
 
 def count_alarms(traffic: Traffic, score: Score) -> int:
     """Alarms of a detector that begins anew after each."""
     alarms, begin = 0, 0
     while begin < len(traffic.t):
-        rest = slice(begin, None)
-        part = Traffic(
-            traffic.t[rest], traffic.drafts[rest], traffic.accepted[:, rest], traffic.seconds
-        )
-        alarm = score(part) >= 1.0
+        alarm = score(traffic.part(begin)) >= 1.0
         first = int(np.argmax(alarm))
         if not alarm[first]:
             break
@@ -424,20 +438,23 @@ def measure(world: World, changes: Sequence[Change], effort: Effort, seed: int) 
     """All detectors in one world."""
     months = [Month.draw(world, (seed, i)) for i in range(effort.months)]
     scores = [ours(month.reference) for month in months]
-    pairs = list(zip(months, scores, strict=True))
-    own = Row("this detector", float(np.mean([count_alarms(m.quiet, s) for m, s in pairs])))
-    alarmed = float(np.mean([s(m.quiet).max() >= 1 for m, s in pairs]))
+    alarms = [count_alarms(m.quiet, score) for m, score in zip(months, scores, strict=True)]
+    own = Row("this detector", float(np.mean(alarms)))
     # None in all these months is taken for one, which is kind to the peers.
-    share = max(alarmed, 1.0 / effort.months)
+    share = max(1, sum(n > 0 for n in alarms)) / effort.months
     guide = Row(
         "guide, 25 % for 10 min", float(np.mean([count_alarms(m.quiet, fixed) for m in months]))
     )
     rows = [own, guide]
     level = sum(world.positions) / world.k
     hinkleys = []
-    for delta, what in ((PageHinkley().delta, "δ 0.005"), (0.05 * level, "δ 5 %")):
+    usual = PageHinkley()
+    for delta, alpha, what in (
+        (usual.delta, usual.alpha, "as it comes"),
+        (0.05 * level, 1.0, "δ 5 %, α 1"),
+    ):
         for cyclic in (False, True):
-            peer = PageHinkleyPeer(delta)
+            peer = PageHinkleyPeer(delta, alpha)
             states, tops = [], []
             for month in months:
                 season = month.reference if cyclic else None
@@ -452,7 +469,7 @@ def measure(world: World, changes: Sequence[Change], effort: Effort, seed: int) 
             rows.append(row)
             hinkleys.append((peer, cyclic, states, threshold, row))
     adwins = []
-    coarse = 60.0 if world.drafts_per_second < 10 else 15.0
+    coarse = 60.0 if world.drafts_per_second < 100 else 30.0
     for cyclic in (False, True):
         delta, found = calibrate_adwin(months[: effort.adwin_months], coarse, cyclic, share)
         row = Row(f"ADWIN, {'deseasonalised' if cyclic else 'raw'}", rate(found))
@@ -460,19 +477,23 @@ def measure(world: World, changes: Sequence[Change], effort: Effort, seed: int) 
         adwins.append((cyclic, delta, row))
     for i, month in enumerate(months):
         for repeat in range(effort.repeats):
-            begin = world.learn_days * DAY
-            at = begin + float(np.random.default_rng((seed, i, repeat)).uniform(6, 30)) * 3600
-            plan = month.sampler.plan(begin, at + max(c.watch_seconds for c in changes))
+            # The clock moves on to some hour, three of which are quiet.
+            hour = float(np.random.default_rng((seed, i, repeat)).uniform(0, 24))
+            at = world.learn_days * DAY + (hour + QUIET_HOURS) * 3600
+            longest = max(change.watch_seconds for change in changes)
+            plan = month.sampler.plan(at - QUIET_HOURS * 3600, at + longest)
+            quiet = round(QUIET_HOURS * 3600 / world.scrape_seconds)
+            before = month.sampler.draw(plan.part(0, quiet))
             for change in changes:
-                traffic = month.sampler.draw(plan, change, at)
-                traffic = until(traffic, at + change.watch_seconds)
+                end = quiet + round(change.watch_seconds / world.scrape_seconds)
+                traffic = before + month.sampler.draw(plan.part(quiet, end), change, at)
                 own.add(change.name, traffic.t, scores[i](traffic) >= 1, at)
                 guide.add(change.name, traffic.t, fixed(traffic) >= 1, at)
                 for peer, cyclic, states, threshold, row in hinkleys:
                     values, busy = ratios(traffic, month.reference if cyclic else None)
                     statistic = peer(values, states[i])[0]
                     row.add(change.name, traffic.t[busy], statistic > threshold, at)
-                if i < effort.adwin_months and repeat < effort.adwin_repeats:
+                if repeat == 0 and i < effort.adwin_changes:
                     for cyclic, delta, row in adwins:
                         season = month.reference if cyclic else None
                         steps = traffic.blocks(coarse)
@@ -486,12 +507,7 @@ def measure(world: World, changes: Sequence[Change], effort: Effort, seed: int) 
 
 def rate(share: float) -> float:
     """False alarms a month where this share of the months has one or more."""
-    return -math.log(1 - share) if share < 1 else math.inf
-
-
-def until(traffic: Traffic, end: float) -> Traffic:
-    n = int(np.searchsorted(traffic.t, end, side="right"))
-    return Traffic(traffic.t[:n], traffic.drafts[:n], traffic.accepted[:, :n], traffic.seconds)
+    return -math.log1p(-share) + 0.0 if share < 1 else math.inf
 
 
 def calibrate_adwin(
@@ -503,9 +519,9 @@ def calibrate_adwin(
         season = month.reference if cyclic else None
         both = [ratios(part.blocks(seconds), season)[0] for part in (month.learned, month.quiet)]
         series.append((both[0], both[1]))
-    low, high = -300.0, -1.0
+    low, high = -100.0, -1.0
     found = 0.0
-    for _ in range(7):
+    for _ in range(6):
         middle = (low + high) / 2
         alarmed = np.mean(
             [bool(adwin_alarms(*both, 10.0**middle, first_only=True)) for both in series]
@@ -533,7 +549,7 @@ def table(world: World, changes: Sequence[Change], rows: Sequence[Row]) -> Itera
     yield "|---" * (len(changes) + 2) + "|"
     if goals:
         cells = " | ".join(f"≤ {span(goal)}" for goal in goals)
-        yield f"| *goal, 95th percentile* | *≤ 1* | *{cells}* |"
+        yield f"| goal, 95th percentile | ≤ 1 | {cells} |"
     for row in rows:
         cells = " | ".join(
             " / ".join(span(figure) for figure in row.figures(change.name)) for change in changes
@@ -578,10 +594,13 @@ def check(seed: int) -> Iterator[str]:
             raise SystemExit(f"error: {change.name}: the detector says {got}, its copy {found}")
     yield "the copy of the detector alarms when the detector does"
     values = ratios(traffic, None)[0]
-    statistic = PageHinkleyPeer(0.005)(values)[0]
+    river = PageHinkley(mode="down")
+    statistic = PageHinkleyPeer(river.delta, river.alpha)(values)[0]
     threshold = float(statistic.max()) / 2
-    river = PageHinkley(threshold=threshold, mode="down")
-    first = next(i for i, v in enumerate(values.tolist()) if river.update(v) or river.drift_detected)
+    river.threshold = threshold
+    first = next(
+        i for i, v in enumerate(values.tolist()) if river.update(v) or river.drift_detected
+    )
     if first != int(np.argmax(statistic > threshold)):
         raise SystemExit("error: the copy of PageHinkley does not alarm when river's does")
     yield "the copy of PageHinkley alarms when river's does"
@@ -665,8 +684,8 @@ def main() -> int:
     for line in check(arguments.seed):
         print(line)
     print(
-        f"{effort.months} months of each world; {effort.months * effort.repeats} times each change, "
-        f"ADWIN {effort.adwin_months} and {effort.adwin_months * effort.adwin_repeats}. "
+        f"{effort.months} months of a world, each change {effort.months * effort.repeats} times; "
+        f"ADWIN {effort.adwin_months} and {effort.adwin_changes}. "
         "Delays: median / 95th percentile.\n"
     )
     missed = False
