@@ -7,10 +7,9 @@ As with any service manager, restarts wait for each other, and the command retur
 is ready. Only what starts quickly is imported.
 """
 
+import _socket as socket  # the module around it takes longer to import than all the rest
 import fcntl
 import os
-import signal
-import socket
 import sys
 import time
 
@@ -21,7 +20,7 @@ def main(folder: str, port: int) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             with open("pid") as file:
-                os.kill(int(file.read()), signal.SIGKILL)
+                os.kill(int(file.read()), 9)
         except (OSError, ValueError):
             pass
         pid = os.fork()
@@ -44,24 +43,25 @@ def serve(port: int) -> None:
     k = next((int(line[1]) for line in lines if line[:1] == ["spec-tokens:"]), 0)
     with open(f"page_{k}.prom", "rb") as file:
         page = file.read()
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        while True:
-            try:
-                listener.bind(("127.0.0.1", port))
-                break
-            except OSError:
-                time.sleep(0.002)
-        listener.listen()
-        while True:
-            peer, _ = listener.accept()
-            with peer:
-                try:
-                    if peer.recv(4096):
-                        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(page)}\r\n\r\n"
-                        peer.sendall(head.encode() + page)
-                except OSError:
-                    pass
+    answer = f"HTTP/1.1 200 OK\r\nContent-Length: {len(page)}\r\n\r\n".encode() + page
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    while True:
+        try:
+            listener.bind(("127.0.0.1", port))
+            break
+        except OSError:
+            time.sleep(0.002)
+    listener.listen()
+    while True:
+        descriptor, _ = listener._accept()
+        peer = socket.socket(fileno=descriptor)
+        try:
+            if peer.recv(4096):
+                peer.sendall(answer)
+        except OSError:
+            pass
+        peer.close()
 
 
 if __name__ == "__main__":
