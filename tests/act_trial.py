@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ class Trial:
     to_k: int = 0
     """Without a key nothing new is begun."""
     killed_after: float | None = None
-    """Seconds."""
+    """Seconds from its first record."""
     killed_at_record: int | None = None
     """Kills itself at this record, counted from 0."""
     killed_before_it: bool = True
@@ -69,7 +70,10 @@ def server(port: int) -> Server:
     return Server(f"http://127.0.0.1:{port}/metrics", "m", poll_seconds=0.005)
 
 
-async def carry_out(trial: Trial, folder: Path, port: int) -> None:
+async def carry_out(
+    trial: Trial, folder: Path, port: int, begun: Callable[[], object] = lambda: None
+) -> None:
+    """The process itself; `begun` is called at each record."""
     store = Store(folder / "state.db")
     records = 0
 
@@ -83,6 +87,7 @@ async def carry_out(trial: Trial, folder: Path, port: int) -> None:
         if fatal:
             os.kill(os.getpid(), signal.SIGKILL)
         records += 1
+        begun()
 
     async def verify(change: Change) -> Verdict:
         await asyncio.sleep(VERIFY_SECONDS)
@@ -102,18 +107,21 @@ async def carry_out(trial: Trial, folder: Path, port: int) -> None:
 
 def run(trial: Trial, folder: Path, port: int) -> bool:
     """Whether the process was killed before it was done."""
+    heard, told = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            asyncio.run(carry_out(trial, folder, port))
+            asyncio.run(carry_out(trial, folder, port, lambda: os.write(told, b".")))
         except BaseException as error:
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
             os._exit(1)
         os._exit(0)
-    if trial.killed_after is not None:
+    os.close(told)
+    if trial.killed_after is not None and os.read(heard, 1):
         time.sleep(trial.killed_after)
         os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
+    os.close(heard)
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0:
         raise SystemExit("a trial broke")
     return os.WIFSIGNALED(status)

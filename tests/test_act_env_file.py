@@ -13,10 +13,12 @@ from specdec_exporter.act.env_file import read_k, with_k
 from specdec_exporter.act.errors import Refused
 
 NUMBER = "# The server's.\nHF_TOKEN=hunter2\nK=2\n\nPORT=8000\n"
-QUOTED = "export A='b c'\n  export K=\"2\"  \nZ=\"$HOME/it's\"\n"
+QUOTED = 'export A=\'b c\'\n  export K="2"  \nZ="$HOME/it\'s"\n'
 SINGLE = 'A=1\nK=\'{"method": "mtp", "num_speculative_tokens": 2}\'\nB=2'
-DOUBLE = 'export K="{\\"num_speculative_tokens\\":2, \\"model\\":\\"a\\\\\\\\b\\"}"\nPATH=$PATH:/x\n'
-LINES = "K='{\n  \"method\": \"mtp\",\n\n  \"num_speculative_tokens\": 2}'\nA=a\\\nb\n"
+DOUBLE = (
+    'export K="{\\"num_speculative_tokens\\":2, \\"model\\":\\"a\\\\\\\\b\\"}"\nPATH=$PATH:/x\n'
+)
+LINES = 'K=\'{\n  "method": "mtp",\n\n  "num_speculative_tokens": 2}\'\nA=a\\\nb\n'
 BARE = '; of systemd\nK={"method":"mtp","num_speculative_tokens":2}\nA=1\n'
 NUMBERS = {"number": NUMBER, "quoted": QUOTED}
 CONFIGS = {"single": SINGLE, "double": DOUBLE, "lines": LINES, "bare": BARE}
@@ -28,7 +30,7 @@ def in_a_shell(text: str) -> str:
     """The variable as a shell has it after sourcing the file."""
     shell = shutil.which("sh")
     assert shell is not None
-    script = f"set -e\n{text}\nprintf %s \"$K\""
+    script = f'set -e\n{text}\nprintf %s "$K"'
     return subprocess.run([shell, "-c", script], capture_output=True, text=True, check=True).stdout
 
 
@@ -106,7 +108,7 @@ NOT_UNDERSTOOD = {
     "K=02\n": "it is no|expected a JSON object",
     "K=-1\n": "expected a JSON object",
     "K='--spec-tokens 2'\n": "neither a number",
-    "K='{\"method\": \"mtp\"}'\n": "num_speculative_tokens is not in it",
+    'K=\'{"method": "mtp"}\'\n': "num_speculative_tokens is not in it",
     'K=\'{"num_speculative_tokens": 4, "num_speculative_tokens_per_batch_size": []}\'\n': "by batch size",
     'export K={"num_speculative_tokens":2}\n': "between single quotes",
     "# specdec-exporter k=0: K='{}'\nK=2\n": "K is set beside lines of",

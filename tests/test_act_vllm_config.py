@@ -38,7 +38,9 @@ JSON = """\
 speculative_config: '{"method": "mtp",  "model": "it''s", "num_speculative_tokens":2}'
 port: 8000
 """
-ESCAPED = 'port: 1\nspeculative-config: "{\\"num_speculative_tokens\\": 2, \\"method\\": \\"mtp\\"}"'
+ESCAPED = (
+    'port: 1\nspeculative-config: "{\\"num_speculative_tokens\\": 2, \\"method\\": \\"mtp\\"}"'
+)
 BLOCK = """\
 speculative-config: |-
   {
@@ -167,7 +169,7 @@ NOT_UNDERSTOOD = {
     "speculative-config: [1]\n": "a list",
     "speculative-config: mtp\n": "it is no JSON",
     "speculative-config: '[1]'\n": "expected a JSON object",
-    "speculative-config: '{\"method\": \"mtp\"}'\n": "num_speculative_tokens is not in it",
+    'speculative-config: \'{"method": "mtp"}\'\n': "num_speculative_tokens is not in it",
     "speculative-config: {method: mtp}\n": "num_speculative_tokens is not in it",
     "speculative-config: {num_speculative_tokens: '2'}\n": "expected a whole number",
     "speculative-config: {num_speculative_tokens: 2, num-speculative-tokens: 2}\n": "two spellings",
@@ -177,7 +179,7 @@ NOT_UNDERSTOOD = {
     "speculative-config: '{\"num_speculative_tokens\": true}'\n": "as a whole number",
     "speculative-config: '{\"num_speculative_tokens\": 2e0}'\n": "as a whole number",
     'speculative-config: \'{"num_speculative_tokens": 2, "x": {"num_speculative_tokens": 3}}\'\n': "once",
-    'speculative-config: \'{"num\\u005fspeculative_tokens": 2}\'\n': "once",
+    "speculative-config: '{\"num\\u005fspeculative_tokens\": 2}'\n": "once",
     "speculative-config:\n  num_speculative_tokens: 4\n  num_speculative_tokens_per_batch_size: [[1, 16, 3]]\n": "changes k by batch size itself",
     'speculative-config: \'{"num_speculative_tokens": 4, "num_speculative_tokens_per_batch_size": [[1, 16, 3]]}\'\n': "changes k by batch size itself",
     "spec-method: mtp\nspec-tokens: 2\n# specdec-exporter k=0: spec-tokens: 3\n": "beside lines of",
