@@ -112,7 +112,7 @@ def run(trial: Trial, folder: Path, port: int) -> bool:
     if pid == 0:
         try:
             asyncio.run(carry_out(trial, folder, port, lambda: os.write(told, b".")))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - nothing may run on in the fork
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
             os._exit(1)
         os._exit(0)

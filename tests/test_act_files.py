@@ -76,7 +76,7 @@ def test_a_file_that_changed_since_it_was_read_is_left_alone(config: Path) -> No
 def test_a_file_that_is_gone_since_is_not_made_anew(config: Path) -> None:
     read = files.read(config)
     config.unlink()
-    with pytest.raises(Refused, match="cannot be replaced|cannot be read"):
+    with pytest.raises(Refused, match=r"cannot be replaced|cannot be read"):
         files.replace(read, "spec-tokens: 1\n")
     assert list(config.parent.iterdir()) == []
 
@@ -144,7 +144,7 @@ def test_a_disk_that_is_full_leaves_the_old_file(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files.os, "fsync", full)
-    with pytest.raises(Refused, match="cannot be replaced .No space left on device."):
+    with pytest.raises(Refused, match=r"cannot be replaced .No space left on device."):
         files.replace(files.read(config), "spec-tokens: 1\n")
     assert files.read(config).text.startswith("spec-tokens: 2")
     assert len(list(config.parent.iterdir())) == 1

@@ -263,7 +263,7 @@ def test_the_old_k_in_the_file_is_not_enough_where_the_server_was_restarted_mean
     deployment: Deployment,
 ) -> None:
     deployment.ready_timeout = 2
-    written = [s for s in [Progress(CHANGE).begin(applies_itself=False).done().to_dict()]][0]
+    written = Progress(CHANGE).begin(applies_itself=False).done().to_dict()
     deployment.file.write_text("spec-method: mtp\nspec-tokens: 1\n")
     deployment.served = 1
     progress = deployment.run(lambda performer: performer.resume(written))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,9 +29,9 @@ FORMS = {
     "escaped": f'speculative-config: "{{\\"method\\": \\"ngram\\", \\"num_speculative_tokens\\": 2}}"\n{REST}',
     "block": f'speculative-config: |\n  {{"method": "ngram",\n   "num_speculative_tokens": 2}}\n\n{REST}',
 }
-ALONE = f"spec-method: ngram\nspec-tokens: 2"
+ALONE = "spec-method: ngram\nspec-tokens: 2"
 """A file with nothing else: the model is on the command line."""
-KS = (2, 1, 4, 0)
+KS = (2, 1, 0)
 READ_BY_VLLM = """
 import json, sys
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -45,6 +44,7 @@ make_arg_parser(serve)
 answers = {}
 for name, arguments in json.load(sys.stdin).items():
     args = parser.parse_args(["serve", *arguments])
+    args.model = args.model_tag or args.model  # as vllm serve does
     engine = AsyncEngineArgs.from_cli_args(args)
     speculative = engine.create_engine_config().speculative_config
     answers[name] = {
@@ -58,7 +58,7 @@ print("ANSWERS " + json.dumps(answers))
 
 @pytest.fixture(scope="module")
 def read_by_vllm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What vLLM makes of every form with every k, by `form k`."""
+    """What vLLM makes of every form with every k, by `form k`; 3 is set where 0 was before."""
     try:
         venv = vllm_venv()
     except VllmUnavailableError as error:
@@ -73,9 +73,9 @@ def read_by_vllm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str
             file = folder / f"{form}-{k}.yaml"
             file.write_text(vllm_config.with_k(text, k))
             asked[f"{form} {k}"] = [*model, "--config", str(file)]
-            file = folder / f"{form}-{k}-back.yaml"
-            file.write_text(vllm_config.with_k(vllm_config.with_k(text, k), 2))
-            asked[f"{form} {k} and back"] = [*model, "--config", str(file)]
+        file = folder / f"{form}-back.yaml"
+        file.write_text(vllm_config.with_k(vllm_config.with_k(text, 0), 3))
+        asked[f"{form} 3"] = [*model, "--config", str(file)]
     variable = 'K=\'{"method": "ngram", "num_speculative_tokens": 2}\'\n'
     for k in KS:
         script = f'{env_file.with_k(variable, "K", k)}printf %s "$K"'
@@ -102,7 +102,7 @@ def read_by_vllm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str
     return answers
 
 
-@pytest.mark.parametrize("k", KS)
+@pytest.mark.parametrize("k", [*KS, 3])
 @pytest.mark.parametrize("form", [*FORMS, "alone"])
 def test_vllm_speculates_as_the_rewritten_file_says(
     read_by_vllm: dict[str, dict[str, Any]], form: str, k: int
@@ -110,7 +110,6 @@ def test_vllm_speculates_as_the_rewritten_file_says(
     answer = read_by_vllm[f"{form} {k}"]
     method = "draft_model" if "draft_model" in FORMS.get(form, "") else "ngram"
     assert answer == {"max_model_len": 1024, "k": k, "method": method if k else None}
-    assert read_by_vllm[f"{form} {k} and back"] == read_by_vllm[f"{form} 2"]
 
 
 @pytest.mark.parametrize("k", KS)
