@@ -48,9 +48,9 @@ def test_a_step_that_fails_turns_the_change_back(number: int) -> None:
     assert failed.k_in_force is None
 
 
-def test_what_could_not_be_written_is_a_failure_with_the_old_k_in_force() -> None:
+def test_what_could_not_be_written_is_a_failure_that_changed_nothing() -> None:
     failed = Progress(CHANGE).begin(applies_itself=False).failed("refused", untouched=True)
-    assert (failed.phase, failed.k_in_force, failed.problem) == (Phase.FAILED, 2, "refused")
+    assert (failed.phase, failed.undoing, failed.problem) == (Phase.FAILED, False, "refused")
 
 
 def test_a_failure_on_the_way_back_needs_somebody_to_look() -> None:

@@ -131,6 +131,12 @@ def test_an_empty_variable_is_k_0_and_gets_no_other(text: str) -> None:
         with_k(text, "K", 1)
 
 
+def test_a_change_that_would_reach_further_than_k_is_refused() -> None:
+    words = "\nA='one\n# specdec-exporter k=0: two'\n"
+    with pytest.raises(Refused, match="would change more than k"):
+        with_k(with_k(SINGLE, "K", 0) + words.replace("A=", "C="), "K", 1)
+
+
 def test_a_value_of_another_variable_is_never_shown() -> None:
     for text in ("TOKEN='hunter2\nK=2\n", "TOKEN=hunter2 `x`\nK=$TOKEN\n", "hunter2\nK=2\n"):
         with pytest.raises(Refused) as caught:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from specdec_exporter.act.actuator import Actuator, FileActuator, lock_path, new_actuator
 from specdec_exporter.act.change import Change, Phase, Progress
 from specdec_exporter.act.errors import ActError, Refused
@@ -169,7 +170,7 @@ def test_a_server_that_does_not_come_up_with_the_new_k_gets_the_old_one(
 def test_a_server_that_cannot_be_restarted_at_all_is_told_of(deployment: Deployment) -> None:
     deployment.command = "raise SystemExit('no')"
     progress = deployment.apply()
-    assert (progress.phase, progress.k_in_force) == (Phase.FAILED, None)
+    assert (progress.phase, progress.undoing) == (Phase.FAILED, True)
     assert "and the way back failed: restart: " in progress.problem
     assert deployment.file_k == 2
 
@@ -195,7 +196,7 @@ def test_a_command_that_does_not_exist_costs_no_restart(deployment: Deployment) 
 def test_a_file_that_is_not_understood_is_left_alone(deployment: Deployment) -> None:
     deployment.file.write_text("spec-tokens: &k 2\n")
     progress = deployment.apply()
-    assert (progress.phase, progress.k_in_force) == (Phase.FAILED, 2)
+    assert (progress.phase, progress.undoing) == (Phase.FAILED, False)
     assert progress.problem.startswith(f"{deployment.file}: line 1: an anchor or alias")
     assert deployment.file.read_text() == "spec-tokens: &k 2\n"
     assert deployment.restarts == 0
@@ -204,7 +205,7 @@ def test_a_file_that_is_not_understood_is_left_alone(deployment: Deployment) -> 
 def test_a_k_that_somebody_else_has_set_is_left_alone(deployment: Deployment) -> None:
     deployment.file.write_text("spec-tokens: 4\n")
     progress = deployment.apply()
-    assert (progress.phase, progress.k_in_force) == (Phase.FAILED, 2)
+    assert (progress.phase, progress.undoing) == (Phase.FAILED, False)
     assert "k is 4 in it, not 2: somebody else changed it" in progress.problem
 
 
@@ -224,9 +225,11 @@ def test_a_mistake_of_ours_does_not_leave_a_change_half_done(deployment: Deploym
         raise ZeroDivisionError
 
     deployment.verify = broken  # type: ignore[method-assign]
-    progress = deployment.apply()
+    with structlog.testing.capture_logs() as logged:
+        progress = deployment.apply()
     assert progress.phase is Phase.ROLLED_BACK
     assert progress.problem == "verify: ZeroDivisionError; please report the log"
+    assert [type(entry["exc_info"]) for entry in logged] == [ZeroDivisionError]
 
 
 def test_what_cannot_be_recorded_is_not_done(deployment: Deployment) -> None:

@@ -22,6 +22,11 @@ def test_each_kind_is_complete_with_what_it_needs(given: dict[str, Any]) -> None
     assert "hunter2" not in repr(settings)
 
 
+def test_nothing_may_be_given_by_name() -> None:
+    nothing = {"variable": None, "url": None, "secret": None, "ready_url": None}
+    assert ActuatorSettings.model_validate(FILE | nothing).kind == "vllm-config"
+
+
 def test_durations_and_commands_are_read() -> None:
     settings = ActuatorSettings.model_validate(
         FILE | {"restart": ["systemctl", "restart", "vllm"], "ready_timeout": "20m"}

@@ -138,6 +138,7 @@ NOT_UNDERSTOOD = {
     "- a\n- b\n": "line 1: expected settings",
     "{spec-tokens: 2}\n": "line 1: settings between braces",
     "a: [\n": "line 2",
+    "a: \x07\n": "not YAML",
     "a: 1\n b: 2\n": "line 2",
     "\tspec-tokens: 2\n": "line 1",
     "a: &x 1\nspec-tokens: 2\n": r"line 1: an anchor or alias",
@@ -208,6 +209,12 @@ def test_lines_that_were_taken_out_and_broken_since_are_not_put_back() -> None:
     assert read_k(off) == 0
     with pytest.raises(Refused, match="expected a whole number"):
         with_k(off, 1)
+
+
+def test_a_change_that_would_reach_further_than_k_is_refused() -> None:
+    words = 'a: "one\n# specdec-exporter k=0: two\n  three"\n'
+    with pytest.raises(Refused, match="would change more than k"):
+        with_k(with_k(KEYS, 0) + words, 1)
 
 
 def test_a_value_of_somebody_elses_setting_is_never_shown() -> None:
