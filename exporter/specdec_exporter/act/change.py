@@ -118,10 +118,12 @@ class Progress:
 
     @property
     def k_in_force(self) -> int | None:
-        """The k of file and server at the end; None before it, and where somebody has to look."""
-        if not self.ended or (self.phase is Phase.FAILED and self.undoing):
-            return None
-        return self.change.to_k if self.phase is Phase.VERIFIED else self.change.from_k
+        """The k that file and server have at a good end; None before it and after a failure.
+
+        A failure that is not `undoing` has changed nothing; after any other somebody has to look.
+        """
+        ends = {Phase.VERIFIED: self.change.to_k, Phase.ROLLED_BACK: self.change.from_k}
+        return ends.get(self.phase)
 
     def begin(self, *, applies_itself: bool) -> Progress:
         """The next step is about to be done.

@@ -90,7 +90,7 @@ def _read(text: str, variable: str) -> _Assignment:
         seen = "is not set in it" if not found else f"is set {len(found)} times in it"
         raise Refused(f"{variable} {seen}; expected one line {variable}=…")
     (line,) = found
-    if len(re.findall(rf"(?<!\w){variable}=", _OUT_LINES.sub("#", _code(text)))) > 1:
+    if len(re.findall(rf"(?<!\w){variable}=", _code(text))) > 1:
         raise Refused(f"{variable}= stands in it more than once; keep one line")
     where = f"line {text.count(chr(10), 0, line.start('value')) + 1}: {variable}"
     try:

@@ -16,6 +16,11 @@ from pathlib import Path
 from specdec_exporter.act.errors import Refused
 
 _MOST_BYTES = 1_000_000
+_ADVICE = {
+    errno.EBUSY: "; it is a mount of its own: mount its folder instead",
+    errno.EPERM: "; only its owner, or root, can leave it to its owner",
+    errno.EACCES: "; its folder has to be writable",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +71,7 @@ def replace(old: Read, text: str) -> None:
             raise Refused(f"{old.path}: somebody changed it just now; nothing was written")
         os.replace(temporary, old.place)
     except OSError as error:
-        mounted = error.errno == errno.EBUSY
-        advice = "; it is a mount of its own: mount its folder instead" if mounted else ""
+        advice = _ADVICE.get(error.errno or 0, "")
         raise Refused(f"{old.path}: cannot be replaced ({error.strerror}){advice}") from error
     finally:
         with suppress(OSError):

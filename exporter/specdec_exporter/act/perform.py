@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
+
 from specdec_exporter.act import restart
 from specdec_exporter.act.actuator import Actuator
 from specdec_exporter.act.change import Change, Progress, Step
@@ -14,6 +16,8 @@ from specdec_exporter.act.errors import ActError, Refused
 from specdec_exporter.act.ready import Server
 from specdec_exporter.act.settings import ActuatorSettings
 from specdec_exporter.duration import format_duration
+
+log = structlog.get_logger()
 
 _PATIENCE_SECONDS = 30.0
 """A server that nobody has touched may be slow to answer, and is not restarted for that."""
@@ -75,7 +79,8 @@ class Performer:
                 progress = progress.failed(
                     str(error), output=error.output, untouched=isinstance(error, Refused)
                 )
-            except Exception as error:  # noqa: BLE001 - a mistake of ours must not leave it half done
+            except Exception as error:
+                log.error("internal error", target=progress.change.target, exc_info=error)
                 progress = progress.failed(f"{step}: {type(error).__name__}; please report the log")
             self.record(progress.to_dict())
         return progress

@@ -18,8 +18,8 @@ _TAIL_BYTES = 2000
 _LINE_CHARACTERS = 200
 _GRACE_SECONDS = 5.0
 _CREDENTIAL = re.compile(
-    r"(?i)((?:authorization|bearer|password|passwd|secret|token|api[-_]?key)[\"']?\s*[:= ]\s*)"
-    r"(?:bearer\s+|basic\s+)?[^\s\"',;]+"
+    r"(?i)((?:authorization|password|passwd|secret|token|api[-_]?key)[\"']?\s*[:=]\s*[\"']?"
+    r"(?:(?:bearer|basic)\s+)?|(?:bearer|basic)\s+)[^\s\"',;]+"
 )
 _LOGIN = re.compile(r"://[^\s/@]+@")
 

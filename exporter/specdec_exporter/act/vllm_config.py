@@ -20,7 +20,12 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError, YAMLStreamError
-from ruamel.yaml.events import AliasEvent, DocumentStartEvent
+from ruamel.yaml.events import (
+    AliasEvent,
+    CollectionEndEvent,
+    CollectionStartEvent,
+    DocumentStartEvent,
+)
 from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode, SequenceNode
 
 from specdec_exporter.act.errors import Refused
@@ -33,6 +38,7 @@ OUT_LINES = re.compile("^# specdec-exporter k=0:( |$)", re.M)
 _EMPTY = "{}  # specdec-exporter k=0\n"
 """Stands in for the settings where none is left: vLLM cannot read a file without any."""
 
+_DEEPEST = 50
 _CONFIG = "speculative-config"
 _SHORT = ("spec-tokens", "spec-method", "spec-model")
 _NUMBER = re.compile(r"[1-9][0-9]{0,2}")
@@ -59,8 +65,8 @@ def with_k(text: str, k: int) -> str:
     if k == 0:
         new = _taken_out(text, before)
     else:
-        put_back = _put_back(text)
-        found = _read(put_back)
+        put_back = text if before.digits else _put_back(text)
+        found = before if before.digits else _read(put_back)
         if found.digits is None:
             raise Refused(f"there is no speculation in it to set k = {k} for; write one in first")
         start, end = found.digits
@@ -141,9 +147,13 @@ def _compose(text: str) -> MappingNode:
     """The one mapping that the file is, without anything that reads otherwise than it looks."""
     try:
         # Parsers keep what they have read, so each gets a new one.
-        documents = 0
+        documents = depth = 0
         for event in YAML(typ="rt", pure=True).parse(text):
             line = f"line {event.start_mark.line + 1}"
+            depth += isinstance(event, CollectionStartEvent)
+            depth -= isinstance(event, CollectionEndEvent)
+            if depth > _DEEPEST:
+                raise Refused(f"{line}: nested too deeply")
             documents += isinstance(event, DocumentStartEvent)
             if documents > 1:
                 raise Refused(f"{line}: a second YAML document begins; keep one")
@@ -158,8 +168,6 @@ def _compose(text: str) -> MappingNode:
         raise Refused(f"{place}{' '.join((error.problem or 'not YAML').split())}") from error
     except (YAMLError, YAMLStreamError, ValueError) as error:
         raise Refused("not YAML") from error
-    except RecursionError as error:
-        raise Refused("nested too deeply") from error
     if root is None:
         raise Refused("there are no settings in it")
     if not isinstance(root, MappingNode):

@@ -17,6 +17,7 @@ import httpx
 
 from specdec_exporter.act.change import Change
 from specdec_exporter.act.errors import ActError, Refused
+from specdec_exporter.scrape import new_client
 
 VERSION = 1
 """Of the body; it grows when a receiver has to read it otherwise."""
@@ -78,7 +79,10 @@ class Webhook:
         content = body(change)
         problem, arrived = "", False
         async with httpx.AsyncClient(
-            trust_env=False, follow_redirects=False, timeout=_TIMEOUT_SECONDS
+            transport=new_client(tls=self._url.startswith("https")),
+            trust_env=False,
+            follow_redirects=False,
+            timeout=_TIMEOUT_SECONDS,
         ) as client:
             for attempt in range(_ATTEMPTS):
                 if attempt:
