@@ -206,6 +206,14 @@ def test_a_load_that_is_not_steady_makes_no_step_time(tmp_path: Path) -> None:
         read_recordings([unsteady], variance_inflation=13.0, metric_prefix=lambda _: "")
 
 
+def test_what_nobody_saw_for_long_is_not_steady(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", [8.0] * 12)
+    scrapes = path.read_text().splitlines()
+    path.write_text("\n".join([*scrapes[:4], *scrapes[8:]]))
+    with pytest.raises(RecordingError, match="no load was steady"):
+        read_recordings([path], variance_inflation=13.0, metric_prefix=lambda _: "")
+
+
 def test_several_models_are_not_mixed(tmp_path: Path) -> None:
     paths = [written(tmp_path / f"{m}.jsonl", [8.0] * 6, model=m) for m in ("m", "n")]
     with pytest.raises(RecordingError, match="recordings of several models: m, n"):

@@ -29,7 +29,7 @@ _WEIGHT_SECONDS = 600.0
 """A start that ran for longer says no more of the next one."""
 _LEAST_T = 2.0
 """Standard errors that b must be above 0 to be believed."""
-_ROUNDS = 3
+_ROUNDS = 2
 _KNOWN_STEP_STDERR = 0.01
 """Relative, of a curve that was measured in the start that is running, and of k = 0, whose starts
 differ by so much."""
