@@ -246,7 +246,15 @@ class Outcome:
 
     @property
     def most_changes_a_day(self) -> int:
-        return max((sum(t <= u < t + 86400 for u in self.changes) for t in self.changes), default=0)
+        return _most_a_day(self.changes)
+
+    @property
+    def most_ordinary_changes_a_day(self) -> int:
+        return _most_a_day([t for t in self.changes if t not in self.overriding])
+
+
+def _most_a_day(times: Sequence[float]) -> int:
+    return max((sum(t <= u < t + 86400 for u in times) for t in times), default=0)
 
 
 def run(world: World, start_k: int, policy: Policy, *, lucky: bool = True) -> Outcome:
