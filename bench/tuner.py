@@ -631,7 +631,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print("| " + " | ".join(row.cells) + " |", flush=True)
         table.add_section()
     if not given.markdown:
-        Console(width=120, emoji=False).print(table)
+        Console(width=150, emoji=False).print(table)
     return 0
 
 

@@ -148,6 +148,18 @@ def test_a_misaligned_drafter_that_loses_time_goes_to_the_floor() -> None:
         assert "misaligned" in decision.reason
 
 
+def test_misaligned_alone_is_no_advice_without_a_gain_and_is_with_a_negative_one_firing() -> None:
+    for rules, ks in (
+        ({"drafter_misaligned": "firing"}, []),
+        ({"drafter_misaligned": "firing", "net_gain_negative": "firing"}, [1]),
+    ):
+        # The model sees no difference between one and two.
+        server = Server(MISALIGNED, k=2, steps={0: 4.0, 1: 6.0, 2: 6.25, 4: 9.0})
+        server.more = {"verdicts": rules, "gain": None}
+        server.run(HOUR)
+        assert server.ks == ks
+
+
 def test_a_misaligned_drafter_that_gains_time_is_left_to_the_optimum() -> None:
     server = Server((0.3, 0.09), k=1, steps={0: 10.0, 1: 10.5, 2: 12.6, 4: 20.0})
     server.more = {"verdicts": {"drafter_misaligned": "firing"}, "gain": 0.1}
@@ -278,6 +290,28 @@ def test_how_acceptance_went_on_when_it_was_last_seen_is_remembered() -> None:
     )
 
 
+def test_prefill_counts_where_it_is_known_and_has_been_seen_to_cost() -> None:
+    model = costs(H200)
+    for n, u in enumerate((5.0, 40.0, 10.0, 80.0, 20.0, 60.0)):
+        model = model.observe(Sample(1, 5.0 + n // 6, 600.0, 8.0, 0.006 + 3e-5 * u, u))
+    evidence = Server(k=1).evidence()
+
+    def speedup(evidence: Evidence) -> float:
+        _, decision = decide(TunerState(costs=model), evidence, 1e9, SETTINGS)
+        return decision.predictions[0].speedup
+
+    assert speedup(replace(evidence, prefill_tokens_per_step=80.0)) < speedup(evidence)
+
+
+def test_without_tokens_per_step_every_step_is_taken_to_have_a_draft() -> None:
+    evidence = replace(Server(k=1).evidence(), tokens_per_step=None)
+    _, decision = decide(TunerState(costs=costs(H200)), evidence, 1e9, SETTINGS)
+    assert decision.predictions[0].speedup == pytest.approx(1.47 * 4.77 / 6.28)
+    half = replace(evidence, tokens_per_step=1 + 0.47 / 2)
+    _, decision = decide(TunerState(costs=costs(H200)), half, 1e9, SETTINGS)
+    assert decision.predictions[0].speedup == pytest.approx(1.235 * 4.77 / 6.28)
+
+
 # Guard rails
 
 
@@ -298,7 +332,7 @@ def test_too_few_drafts_stale_or_inconclusive_figures_change_nothing() -> None:
         assert server.changes == []
     enough = TunerSettings(mode="apply", min_drafts=100.0)
     server = Server(k=2, settings=enough)
-    server.more = {"hour": few}
+    server.more = {"hour": few, "window": None}
     assert first_change(server) is not None
 
 
@@ -322,6 +356,17 @@ def test_two_changes_are_a_cooldown_apart() -> None:
     assert len(times) >= 3
     assert all(b - a >= SETTINGS.cooldown for a, b in pairwise(times))
     assert any("the cooldown ends in" in d.reason for d in server.decisions)
+
+
+def test_the_cooldown_is_a_setting() -> None:
+    def waits(cooldown: float) -> float:
+        settings = TunerSettings(mode="apply", cooldown=cooldown)
+        server = Server(ALIGNED, k=1, steps=CHEAP, known={0: 1.0, 1: 1.35}, settings=settings)
+        server.run(3 * HOUR)
+        times = [t for t, _, _ in server.changes]
+        return min(b - a for a, b in pairwise(times))
+
+    assert waits(0.0) < 1800 <= waits(3600.0)
 
 
 def changing(settings: TunerSettings, hours: float, gain: float = 0.06) -> Server:
@@ -452,6 +497,12 @@ def test_what_was_switched_off_here_is_tried_again_after_a_while_and_not_before(
     assert server.k > 0
 
 
+def test_how_long_it_stays_off_is_a_setting() -> None:
+    server = Server(MISALIGNED, k=1, settings=TunerSettings(mode="apply", floor=0, retry_off_after=HOUR))  # fmt: skip
+    server.run(4 * HOUR)
+    assert server.ks[:2] == [0, 1]
+
+
 def test_what_somebody_else_switched_off_stays_off() -> None:
     server = Server(k=0, settings=TunerSettings(mode="apply", floor=0))
     assert "not switched off here" in server.run(2 * DAY).reason
@@ -478,8 +529,10 @@ def test_a_change_is_verified_by_the_gain_once_there_is_enough_to_see() -> None:
     assert f"a token costs {cost:+.1f} % (± 1." in reason
 
 
-def test_too_few_drafts_put_the_verdict_off() -> None:
+def test_too_few_drafts_or_an_inconclusive_window_put_the_verdict_off() -> None:
     server = changed()
+    server.more = {"inconclusive": "preemptions"}
+    assert server.run(HOUR).reason == "inconclusive: preemptions"
     server.more = {"hour": Acceptance((0.47,), (0.05,), 100.0)}
     decision = server.run(HOUR)
     assert decision.kind is Kind.VERIFY
@@ -502,6 +555,19 @@ def test_worse_beyond_noise_goes_back_and_blocks_that_k_for_a_day() -> None:
     server.state = replace(server.state, costs=forgotten.costs)
     server.run(4 * HOUR)
     assert server.ks[2:3] == [2]
+
+
+def test_how_long_a_k_is_blocked_is_a_setting() -> None:
+    wrong = {0: 4.77, 1: 6.28, 2: 6.5, 4: 20.0}
+    for block_for, again in ((DAY, False), (2 * HOUR, True)):
+        settings = TunerSettings(mode="apply", block_for=block_for)
+        server = Server(ALIGNED, k=1, known=wrong, settings=settings)
+        server.steps = {**server.steps, 2: 11.0}
+        server.run(2 * HOUR)
+        assert server.ks == [2, 1]
+        server.state = replace(server.state, costs=costs(wrong))
+        server.run(2 * HOUR)
+        assert (server.ks[2:3] == [2]) == again
 
 
 def test_worse_within_noise_stays() -> None:

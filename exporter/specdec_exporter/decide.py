@@ -385,7 +385,7 @@ def _look(
         coverage=coverage,
         prefill_tokens_per_token=_prefill(evidence),
     )
-    advice = _guide(evidence, now, settings, predictions)
+    advice = _guide(k, seen, evidence, now, settings, predictions)
     # A block on what the guide advises is a measurement that says otherwise.
     if advice is not None and not _blocked(state.blocks, advice.k or 0, seen, settings):
         return advice
@@ -449,12 +449,14 @@ def _same_front(position_0: float, seen: Acceptance, settings: TunerSettings) ->
 
 
 def _guide(
-    evidence: Evidence, now: float, settings: TunerSettings, predictions: Sequence[Prediction]
+    k: int,
+    seen: Acceptance,
+    evidence: Evidence,
+    now: float,
+    settings: TunerSettings,
+    predictions: Sequence[Prediction],
 ) -> _Outlook | None:
     """The guide's advice, where it asks for a smaller k than there is."""
-    k, seen = evidence.observed_k, evidence.hour
-    if k is None or seen is None:
-        return None
 
     def firing(rule: str) -> bool:
         return evidence.verdicts.get(rule) == FIRING
