@@ -135,6 +135,10 @@ class CostModel:
         """Every k that has been measured, in order."""
         return tuple(self._curves)
 
+    def starts(self, k: int) -> int:
+        """In how many starts k has been measured."""
+        return len(self._curves[k].effects) if k in self._curves else 0
+
     def measured_seconds(self, k: int, start: float) -> float:
         """How long k has been measured since that start."""
         return sum(c.seconds for c in self.cells if c.k == k and c.start == start)
