@@ -9,7 +9,7 @@ STAMP := $(VENV)/.made-with-$(notdir $(PYTHON3))
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test checks lint programs vllm bench bench-tuner docs lock clean
+.PHONY: help demo test checks lint programs vllm bench bench-tuner bench-drift docs lock clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20

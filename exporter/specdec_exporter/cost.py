@@ -29,7 +29,7 @@ _WEIGHT_SECONDS = 600.0
 """A start that ran for longer says no more of the next one."""
 _LEAST_T = 2.0
 """Standard errors that b must be above 0 to be believed."""
-_ROUNDS = 3
+_ROUNDS = 1
 _KNOWN_STEP_STDERR = 0.01
 """Relative, of a curve that was measured in the start that is running, and of k = 0, whose starts
 differ by so much."""
@@ -82,6 +82,8 @@ class Cell:
 
     k: int
     start: float
+    level: int
+    """The number of its level of concurrency."""
     seconds: float
     decode_concurrency: float
     step_seconds: float
@@ -90,11 +92,6 @@ class Cell:
     samples: int = 1
     moments: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Weighted sums of squares about the means: prefill², prefill × step, step²."""
-
-    @property
-    def level(self) -> int:
-        """The number of its level of concurrency."""
-        return _level(self.decode_concurrency)
 
 
 class Step(NamedTuple):
@@ -117,14 +114,15 @@ class CostModel:
         new = Cell(
             k=sample.k,
             start=sample.start,
+            level=_level(sample.decode_concurrency),
             seconds=sample.seconds,
             decode_concurrency=sample.decode_concurrency,
             step_seconds=sample.step_seconds,
             prefill_tokens_per_step=sample.prefill_tokens_per_step or 0.0,
         )
-        level, cells = new.level, [new]
+        cells = [new]
         for cell in self.cells:
-            if cell.k == new.k and cell.start == new.start and cell.level == level:
+            if cell.k == new.k and cell.start == new.start and cell.level == new.level:
                 cells[0] = _merge(cell, new)
             else:
                 cells.append(cell)
@@ -136,6 +134,10 @@ class CostModel:
     def measured(self) -> tuple[int, ...]:
         """Every k that has been measured, in order."""
         return tuple(self._curves)
+
+    def starts(self, k: int) -> int:
+        """In how many starts k has been measured."""
+        return len(self._curves[k].effects) if k in self._curves else 0
 
     def measured_seconds(self, k: int, start: float) -> float:
         """How long k has been measured since that start."""
@@ -275,6 +277,7 @@ def _merge(old: Cell, new: Cell) -> Cell:
     return Cell(
         k=new.k,
         start=new.start,
+        level=new.level,
         seconds=total,
         decode_concurrency=old.decode_concurrency
         + share * (new.decode_concurrency - old.decode_concurrency),

@@ -385,18 +385,24 @@ def _look(
         coverage=coverage,
         prefill_tokens_per_token=_prefill(evidence),
     )
-    advice = _guide(evidence, now, settings, predictions)
+    advice = _guide(k, seen, evidence, now, settings, predictions)
     # A block on what the guide advises is a measurement that says otherwise.
     if advice is not None and not _blocked(state.blocks, advice.k or 0, seen, settings):
         return advice
     if not predictions:
         return _Outlook(reason="no step time has been measured yet")
     allowed = [p for p in predictions if not _blocked(state.blocks, p.k, seen, settings)]
-    best, promise = _best(predictions, allowed, k, settings)
+    trial = k > 1 and state.costs.starts(1) < settings.trial_starts
+    best, promise = _best(predictions, allowed, k, settings, trial=trial)
     by_k = {p.k: p for p in predictions}
     wanted = _wanted_now(state.wanted, evidence, predictions, acceptance[0], coverage, settings)
     if best == k:
         reason = f"k = {k} is best here: {_shown(by_k[k])}"
+    elif promise <= settings.min_gain:
+        reason = (
+            f"k = {best} has hardly been measured here and could be faster than k = {k}: "
+            f"{_shown(by_k[best])}, and {_shown(by_k[k])}"
+        )
     else:
         reason = (
             f"k = {best} promises {100 * (by_k[best].speedup / by_k[k].speedup - 1):.1f} % more "
@@ -449,12 +455,14 @@ def _same_front(position_0: float, seen: Acceptance, settings: TunerSettings) ->
 
 
 def _guide(
-    evidence: Evidence, now: float, settings: TunerSettings, predictions: Sequence[Prediction]
+    k: int,
+    seen: Acceptance,
+    evidence: Evidence,
+    now: float,
+    settings: TunerSettings,
+    predictions: Sequence[Prediction],
 ) -> _Outlook | None:
     """The guide's advice, where it asks for a smaller k than there is."""
-    k, seen = evidence.observed_k, evidence.hour
-    if k is None or seen is None:
-        return None
 
     def firing(rule: str) -> bool:
         return evidence.verdicts.get(rule) == FIRING
@@ -507,15 +515,24 @@ def _best(
     allowed: Sequence[Prediction],
     k: int,
     settings: TunerSettings,
+    *,
+    trial: bool,
 ) -> tuple[int, float]:
-    """The k with the largest promise, and the promise; k itself where none is large enough."""
+    """The k with the largest promise, and the promise; k itself where none is large enough.
+
+    In a trial k = 1 has the benefit of its error, where no other is better: it is the safe one, and
+    if its cost is overrated only measuring can tell.
+    """
     here = next(p for p in predictions if p.k == k)
     best, most = k, 0.0
     for there in allowed:
         gain = there.speedup / here.speedup - 1.0
         stderr = math.hypot(there.speed_stderr, here.speed_stderr)
         promise = gain - settings.stderr_multiple * stderr
-        if there.k != k and promise > max(settings.min_gain, most):
+        if there.k == k:
+            continue
+        tried = trial and best == k and there.k == 1 and gain + stderr > settings.min_gain
+        if tried or promise > max(settings.min_gain, most):
             best, most = there.k, promise
     return best, most
 

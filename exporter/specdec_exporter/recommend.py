@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from rich.table import Table
@@ -29,6 +30,8 @@ from specdec_exporter.window import History
 STEADY_INTERVALS = 5
 """So many scrapes in a row at one load make a step time; fewer are a load that begins or drains."""
 STEADY_WITHIN = 0.25
+GAP = 3.0
+"""An interval so many times as long as the median one is a gap: nobody saw the load in it."""
 GRID_RATIO = 1.1
 """Of the loads that the batch-size schedule is looked for at."""
 _BASELINE_START = -1.0
@@ -261,14 +264,17 @@ def _take_in(intervals: Sequence[_Interval], tally: _Tally) -> None:
 
 def _stretches(intervals: Sequence[_Interval]) -> Iterator[list[_Interval]]:
     """Runs of intervals of one k and start whose load stays by the mean of the run so far."""
+    longest = GAP * median(i.seconds for i in intervals)
     for _, same in groupby(intervals, key=lambda i: (i.k, i.start)):
         run: list[_Interval] = []
         for interval in same:
             mean = sum(i.concurrency for i in run) / len(run) if run else interval.concurrency
-            if abs(interval.concurrency - mean) > STEADY_WITHIN * mean:
+            gap = interval.seconds > longest
+            if gap or abs(interval.concurrency - mean) > STEADY_WITHIN * mean:
                 yield run
                 run = []
-            run.append(interval)
+            if not gap:
+                run.append(interval)
         yield run
 
 

@@ -36,6 +36,9 @@ class TunerSettings(BaseModel):
     """A change must promise more speed than this."""
     stderr_multiple: Multiple = 0.25
     """Standard errors of the promise that are added to `min_gain`."""
+    trial_starts: Annotated[int, Field(ge=0)] = 2
+    """k = 1 that has been measured in fewer starts is tried where one standard error could make it
+    best."""
     cooldown: Wait = 1800.0
     """Between two changes."""
     changes_per_day: Annotated[int, Field(ge=2)] = 4

@@ -1,0 +1,76 @@
+"""A few of the worlds of `make bench-tuner`: the tuner's promises, and that the bench can tell."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.tuner import (
+    Fixed,
+    Following,
+    Row,
+    Scenario,
+    World,
+    main,
+    measure,
+    planned,
+    read_scenarios,
+    run,
+    scenarios,
+)
+
+H200, H200_WRONG = scenarios()[:2]
+WORLDS = 4
+
+
+def rows(scenario: Scenario, **settings: object) -> dict[str, Row]:
+    return {row.policy: row for row in measure(scenario, WORLDS, settings)}
+
+
+def test_the_tuner_is_near_the_oracle_and_not_below_one_draft_token() -> None:
+    for scenario in (replace(H200, floor_0=False), H200_WRONG):
+        tuner = rows(scenario)["tuner"]
+        assert tuner.mean >= 0.965
+        assert min(tuner.against_k1) >= 0.99
+        assert tuner.most_ordinary <= 4
+
+
+def test_the_bench_tells_a_tuner_that_never_moves_from_one_that_does() -> None:
+    stuck = rows(replace(H200, floor_0=False), min_gain=0.9, override_gain=0.9)
+    assert stuck["tuner"].mean < rows(replace(H200, floor_0=False))["tuner"].mean
+
+
+def test_no_policy_of_one_k_beats_an_oracle_where_starts_are_alike() -> None:
+    for seed in range(3):
+        world = World(H200, seed)
+        plan = planned(world, floor=0)
+        best = run(world, plan[0], Following(plan)).score(world)
+        assert all(run(world, k, Fixed()).score(world) < best for k in range(5))
+
+
+def test_a_change_costs_its_time_without_service() -> None:
+    world = World(replace(H200, regimes={"only": (0.5, 0.25)}), 0)
+    plan = [1] * world.steps
+    there_and_back = [1, 2, 1, *plan[3:]]
+    stay, move = (run(world, 1, Following(p)) for p in (plan, there_and_back))
+    assert len(move.changes) == 2
+    lost = 1 - move.tokens / stay.tokens
+    assert 2 * 90 / (3 * 86400) * 0.2 < lost < 2 * 90 / (3 * 86400) * 5
+
+
+def test_a_deep_k_piles_requests_up_under_a_fixed_arrival_rate() -> None:
+    world = World(next(one for one in scenarios() if one.open_loop), 0)
+    assert run(world, 4, Fixed()).score(world) < 0.5 * run(world, 1, Fixed()).score(world)
+
+
+def test_scenarios_come_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "scenarios.json"
+    steps = {"0": {"1": 1.0, "64": 1.0}, "1": {"1": 1.1, "64": 1.1}, "4": {"1": 1.2, "64": 1.2}}
+    file.write_text(json.dumps({"cheap": {"steps": steps, "start_k": 1, "hours": [24]}}))
+    (read,) = read_scenarios(file)
+    assert (read.name, read.start_k, read.steps[4][64]) == ("cheap", 1, 1.2)
+    assert main(["--scenario", str(file), "--worlds", "1", "--markdown"]) == 0
+    assert "| cheap | tuner | " in capsys.readouterr().out
