@@ -46,7 +46,7 @@ def value(of: Expression, **values: float | None) -> float | None:
         (A & (B & C), "a and b and c"),
         (A.unless(B.unless(C)), "a unless (b unless c)"),
         ((A > 1) > B, "(a > 1) > b"),
-        (A > (B >= 1), "a > (b >= 1)"),
+        (Operation(">", A, B >= 1), "a > (b >= 1)"),
         (A.equals(B), "a == b"),
         (indicator(A <= 2) * 3, "(a <= bool 2) * 3"),
         (Function("sqrt", A + B), "sqrt(a + b)"),
@@ -133,5 +133,5 @@ def test_what_is_no_expression_and_what_is_no_function_are_errors() -> None:
 
 
 def test_expressions_are_values() -> None:
-    assert A + 1 == Symbol("a") + 1
+    assert Symbol("a") + 1 == Operation("+", A, Number(1.0))
     assert hash(A < B) == hash(Operation("<", A, B))

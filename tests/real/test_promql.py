@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from specdec_exporter.expression import (
     Expression,
@@ -82,6 +82,7 @@ def same(a: float | None, b: float | None) -> bool:
 @given(st.lists(cases, min_size=40, max_size=40))
 @settings(
     max_examples=15,
+    phases=[Phase.generate],  # a case is small as it is, and to make it smaller takes minutes
     suppress_health_check=[
         HealthCheck.data_too_large,
         HealthCheck.too_slow,
