@@ -117,3 +117,29 @@ def _vector(text: str) -> Vector:
         found[frozenset([*([("__name__", name)] if name else []), *pairs])] = float(value)
     assert found, text
     return found
+
+
+def firing(
+    promtool: Path,
+    folder: Path,
+    series: Mapping[str, Values],
+    times: Sequence[float],
+    *,
+    step_seconds: float,
+    rules: str,
+    evaluation_seconds: float,
+) -> list[frozenset[tuple[str, str]]]:
+    """The alerts that fire at each time, with the model that each speaks of."""
+    answers = ask(
+        promtool,
+        folder,
+        series,
+        [Question('ALERTS{alertstate="firing"}', t) for t in times],
+        step_seconds=step_seconds,
+        rules=rules,
+        evaluation_seconds=evaluation_seconds,
+    )
+    return [
+        frozenset((one["alertname"], one.get("model_name", "")) for one in map(dict, vector))
+        for vector in answers
+    ]
