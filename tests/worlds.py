@@ -242,7 +242,9 @@ def play(
         )
         evaluations.append(t)
         judged.append(
-            frozenset((alerts[v.rule], v.model_name) for v in verdicts if v.state == RuleState.FIRING)
+            frozenset(
+                (alerts[v.rule], v.model_name) for v in verdicts if v.state == RuleState.FIRING
+            )
         )
     return Played(
         step,
