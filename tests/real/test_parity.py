@@ -31,7 +31,7 @@ def shortened(window: float, wait: float, keep: float, every: float) -> Settings
     return Settings(
         windows=(window,),
         rules={
-            **dict.fromkeys(RULES, {"for": wait}),
+            **{name: {"for": wait} for name in RULES},
             "keep_firing_for": keep,
             "evaluation_interval": every,
         },
