@@ -22,7 +22,7 @@ from specdec_exporter.thresholds import Thresholds
 
 DAY = "1d"
 MEMORY = "1m"
-"""For so long the server's positions are known after a scrape, as for some intervals in the judge."""
+"""How long the server's positions stay known after a scrape; in the judge it is some intervals."""
 
 
 @dataclass(frozen=True, slots=True)
