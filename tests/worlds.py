@@ -16,6 +16,7 @@ from specdec_exporter.expose import registry
 from specdec_exporter.judge import Judge, facts
 from specdec_exporter.loop import Monitor
 from specdec_exporter.model import Counters, ExporterStatus, Reason, RuleState, ScrapeError
+from specdec_exporter.parse import VLLM
 from specdec_exporter.rules import rule_table
 
 from tests.pages import lines
@@ -222,7 +223,7 @@ def play(
         ).collect()
         series["exporter"].add(i, ((s.name, s.labels, s.value) for f in served for s in f.samples))
         series["exporter"].add(i, _gauges(more))
-        series["vllm"].add(i, _samples(page or ""))
+        series["vllm"].add(i, _samples(_of_interest(page or "")))
         if i % every:
             continue
         window = settings.windows[0]
@@ -252,6 +253,11 @@ def play(
         tuple(judged),
         {source: table.filled(len(pages)) for source, table in series.items()},
     )
+
+
+def _of_interest(page: str) -> str:
+    """The lines that a rule could stand on; the rest of a server's page is long."""
+    return "".join(f"{line}\n" for line in page.splitlines() if line.startswith(tuple(VLLM.names)))
 
 
 def _samples(page: str) -> Iterable[tuple[str, Mapping[str, str], float]]:

@@ -128,7 +128,7 @@ def exporter(server: str, folder: Path, settings: Path) -> Iterator[str]:
     """`specdec-exporter serve` on one server; gives the address of its metrics."""
     address = f"127.0.0.1:{free_port()}"
     log = folder / "exporter.log"
-    arguments = ["--config", settings, "--target", f"tiny={server}", "--listen", address]
+    arguments = ["--config", str(settings), "--target", f"tiny={server}", "--listen", address]
     with (
         log.open("wb") as output,
         subprocess.Popen(
