@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from specdec_exporter.parse import VLLM
 from specdec_exporter.promql import SOURCES, inexpressible, rule_file
 from specdec_exporter.rules import rule_table
 
+ALERTS = Path(__file__).parents[1] / "alerts"
 SHOWN_BY_NOBODY_YET = {
     "specdec_tpot_gain_ratio",
     "specdec_tpot_gain_ratio_stderr",
@@ -42,6 +44,13 @@ def alerts(source: str, settings: Settings | None = None) -> dict[str, dict[str,
 def records(source: str, settings: Settings | None = None) -> dict[str, str]:
     rules = group(source, settings)["rules"]
     return {rule["record"]: rule["expr"] for rule in rules if "record" in rule}
+
+
+@pytest.mark.parametrize(
+    ("source", "file"), [("exporter", "specdec.rules.yaml"), ("vllm", "fleet.rules.yaml")]
+)
+def test_the_committed_files_are_what_the_code_renders(source: str, file: str) -> None:
+    assert (ALERTS / file).read_text() == text(source), "run make docs"
 
 
 @pytest.mark.parametrize("source", SOURCES)
