@@ -148,7 +148,11 @@ def indicator(comparison: Expression) -> Expression:
 
 def _divide(a: float, b: float) -> float:
     if b == 0:
-        return math.nan if a == 0 or math.isnan(a) else math.copysign(math.inf, a)
+        return (
+            math.nan
+            if a == 0 or math.isnan(a)
+            else math.copysign(math.inf, a) * math.copysign(1, b)
+        )
     return a / b
 
 
@@ -219,7 +223,9 @@ def _operate(
     holds = _COMPARISONS[of.operator](left, right)
     if of.as_number:
         return float(holds)
-    return left if holds else None
+    # A constant is no series that could pass; then it is the other side that does.
+    passing = right if isinstance(of.left, Number) else left
+    return passing if holds else None
 
 
 def render(of: Expression, select: Callable[[Symbol | Quantity], str | None]) -> str | None:

@@ -7,7 +7,7 @@ time that it keeps firing for. This module reads no clock: time is an argument.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -113,6 +113,7 @@ class Judge:
         self.table = tuple(table)
         self._patience = patience
         self._started: float | None = None
+        self._target = _Model()
         self._models: dict[str, _Model] = {}
 
     def reconfigure(self, table: Sequence[Rule]) -> None:
@@ -141,8 +142,8 @@ class Judge:
         by_model: dict[str, Facts] = dict(measured)
         verdicts = []
         if target is not None:
-            verdicts += self._judge(self._models.setdefault("", _Model()), "", target, t)
-        for model_name in sorted({*by_model, *(name for name in self._models if name)}):
+            verdicts += self._judge(self._target, None, target, t)
+        for model_name in sorted({*by_model, *self._models}):
             memory = self._models.setdefault(model_name, _Model())
             observed = dict(by_model.get(model_name, {}))
             greatest = memory.remember(observed, t)
@@ -152,12 +153,14 @@ class Judge:
                 del self._models[model_name]
         return _inhibit(verdicts, self.table)
 
-    def _judge(self, memory: _Model, model_name: str, observed: Facts, t: float) -> list[Verdict]:
-        on_target = not model_name
+    def _judge(
+        self, memory: _Model, model_name: str | None, observed: Facts, t: float
+    ) -> list[Verdict]:
+        """Verdicts on a model, or on the target itself."""
         return [
-            self._verdict(rule, memory, model_name, observed, t)
+            self._verdict(rule, memory, model_name or "", observed, t)
             for rule in self.table
-            if rule.on_target == on_target
+            if rule.on_target == (model_name is None)
         ]
 
     def _verdict(
@@ -204,33 +207,45 @@ class Judge:
     def to_dict(self) -> dict[str, Any]:
         """What must outlive the process, as plain JSON values."""
         return {
-            name: {
-                "alerts": {
-                    rule: asdict(alert) for rule, alert in memory.alerts.items() if alert != Alert()
-                },
-                "greatest_concurrency": [*memory.greatest_concurrency.items()],
-            }
-            for name, memory in self._models.items()
+            "target": _saved(self._target),
+            "models": {name: _saved(memory) for name, memory in self._models.items()},
         }
 
     def restore(self, saved: Mapping[str, Any], pause: float = 0.0) -> None:
-        """Go on from what `to_dict` gave.
+        """Go on from what `to_dict` gave; rules that are no longer in the table are forgotten.
 
         Args:
             saved: by an earlier process.
             pause: seconds in which nobody judged; a pending rule does not grow older in them.
 
         Raises:
-            KeyError, TypeError, ValueError: it is of another form; nothing was changed.
+            KeyError, TypeError, ValueError, AttributeError: it is of another form; nothing was
+                changed.
         """
-        models = {}
-        for name, memory in saved.items():
-            alerts = {rule: Alert(**alert) for rule, alert in memory["alerts"].items()}
-            models[name] = _Model(
-                alerts={rule: _later(alert, pause) for rule, alert in alerts.items()},
-                greatest_concurrency={int(h): float(c) for h, c in memory["greatest_concurrency"]},
-            )
-        self._models = models
+        known = {rule.name for rule in self.table}
+        target = _restored(saved["target"], known, pause)
+        models = {name: _restored(memory, known, pause) for name, memory in saved["models"].items()}
+        self._target, self._models = target, models
+
+
+def _saved(memory: _Model) -> dict[str, Any]:
+    return {
+        "alerts": {
+            name: asdict(alert) for name, alert in memory.alerts.items() if alert != Alert()
+        },
+        "greatest_concurrency": [*memory.greatest_concurrency.items()],
+    }
+
+
+def _restored(saved: Mapping[str, Any], known: Collection[str], pause: float) -> _Model:
+    return _Model(
+        alerts={
+            name: _later(Alert(**alert), pause)
+            for name, alert in saved["alerts"].items()
+            if name in known
+        },
+        greatest_concurrency={int(h): float(c) for h, c in saved["greatest_concurrency"]},
+    )
 
 
 def _later(alert: Alert, pause: float) -> Alert:

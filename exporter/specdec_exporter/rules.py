@@ -64,7 +64,9 @@ VERIFIED_TOKENS = Quantity(
 FRONT_TOKENS = Quantity(
     "front_draft_tokens",
     "increase",
-    VERIFIED_DRAFTS + minimum(VERIFIED_DRAFTS, VERIFIED_TOKENS - VERIFIED_DRAFTS),
+    # Drafts that a grammar has emptied count, but have no tokens.
+    VERIFIED_DRAFTS
+    + Function("clamp_min", minimum(VERIFIED_DRAFTS, VERIFIED_TOKENS - VERIFIED_DRAFTS), 0.0),
 )
 ACCEPTED_FRONT = Quantity("accepted_front", "increase", ACCEPTED_0 + ACCEPTED_1 | ACCEPTED_0)
 ACCEPTED_FRONT_SQUARES = Quantity(

@@ -1,4 +1,4 @@
-"""A real Prometheus for tests: a server over given targets, and questions to its HTTP API.
+"""A real Prometheus and Alertmanager for tests, and questions to their HTTP APIs.
 
 Nothing here knows the exporter: a test compares what the two say.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,12 +67,68 @@ class Prometheus:
         raise AssertionError(f"{job} was not up within {seconds} seconds: {complaint}")
 
 
+@dataclass(frozen=True)
+class Alertmanager:
+    """A running Alertmanager."""
+
+    url: str
+
+    def alerts(self) -> list[dict[str, Any]]:
+        """What it holds, inhibited or not."""
+        found: list[dict[str, Any]] = (
+            HTTP.get(f"{self.url}/api/v2/alerts").raise_for_status().json()
+        )
+        return found
+
+
+@contextmanager
+def running_alertmanager(
+    binary: Path, folder: Path, config: Mapping[str, Any]
+) -> Iterator[Alertmanager]:
+    """An Alertmanager of its own, without peers."""
+    # YAML takes JSON as it is.
+    (folder / "alertmanager.yml").write_text(json.dumps(config))
+    address = f"127.0.0.1:{free_port()}"
+    arguments = [
+        f"--config.file={folder / 'alertmanager.yml'}",
+        f"--storage.path={folder / 'alertmanager'}",
+        f"--web.listen-address={address}",
+        "--cluster.listen-address=",
+    ]
+    program, home = _at_home(binary, folder)
+    with _running(program, arguments, folder / "alertmanager.log", address, home):
+        yield Alertmanager(f"http://{address}")
+
+
+def _at_home(binary: Path, folder: Path) -> tuple[Path, Path]:
+    """A program that finds its templates, and the folder to run it in.
+
+    Debian's Alertmanager looks for them where its package would have put them. Where that was only
+    unpacked, a copy of the program looks for them in its working directory: a path as long as the other.
+    """
+    installed = "/usr/share/prometheus/alertmanager"
+    unpacked = binary.parents[2] / installed.lstrip("/")
+    if Path(installed).exists() or not unpacked.exists():
+        return binary, folder
+    copy = folder / binary.name
+    here = "./" * (len(installed) // 2)
+    copy.write_bytes(binary.read_bytes().replace(installed.encode(), here.encode()))
+    copy.chmod(0o755)
+    return copy, unpacked
+
+
 @contextmanager
 def running(
-    binary: Path, folder: Path, jobs: Mapping[str, str], scrape_interval: str = "1s"
+    binary: Path,
+    folder: Path,
+    jobs: Mapping[str, str],
+    scrape_interval: str = "1s",
+    *,
+    rule_files: Sequence[Path] = (),
+    alertmanager: Alertmanager | None = None,
 ) -> Iterator[Prometheus]:
     """A Prometheus that scrapes, under the name of each job, the one URL given for it."""
-    config = {
+    config: dict[str, Any] = {
         "global": {"scrape_interval": scrape_interval, "scrape_timeout": scrape_interval},
         "scrape_configs": [
             {
@@ -82,21 +138,33 @@ def running(
             }
             for job, url in jobs.items()
         ],
+        "rule_files": [str(path) for path in rule_files],
     }
+    if alertmanager is not None:
+        address = httpx.URL(alertmanager.url).netloc.decode()
+        config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [address]}]}]}
     # YAML takes JSON as it is.
     (folder / "prometheus.yml").write_text(json.dumps(config))
     address = f"127.0.0.1:{free_port()}"
-    log = folder / "prometheus.log"
+    arguments = [
+        f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address={address}",
+        "--log.level=warn",
+    ]
+    with _running(binary, arguments, folder / "prometheus.log", address, folder):
+        yield Prometheus(f"http://{address}")
+
+
+@contextmanager
+def _running(
+    binary: Path, arguments: Sequence[str], log: Path, address: str, folder: Path
+) -> Iterator[None]:
     with (
         log.open("wb") as output,
         subprocess.Popen(
-            [
-                binary,
-                f"--config.file={folder / 'prometheus.yml'}",
-                f"--storage.tsdb.path={folder / 'data'}",
-                f"--web.listen-address={address}",
-                "--log.level=warn",
-            ],
+            [binary, *arguments],
+            cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -104,7 +172,7 @@ def running(
     ):
         try:
             _wait_until_ready(f"http://{address}/-/ready", process, log)
-            yield Prometheus(f"http://{address}")
+            yield
         finally:
             process.kill()
 
@@ -118,4 +186,4 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> 
         except httpx.TransportError:
             pass
         time.sleep(0.05)
-    raise AssertionError(f"Prometheus did not start:\n{log.read_text()[-2000:]}")
+    raise AssertionError(f"{log.stem} did not start:\n{log.read_text()[-2000:]}")
