@@ -126,7 +126,7 @@ def import_csv(
         typer.Option(
             "--map",
             metavar="COLUMN=FIELD,...",
-            help="What each column is: label, workload, prompt, repeat, first_output_ms, end_ms, "
+            help="What each column is: label, workload, prompt, repeat, ttfo_ms, e2e_ms, "
             "completion_tokens, prompt_tokens, finish_reason, valid, problems, …",
         ),
     ] = "",

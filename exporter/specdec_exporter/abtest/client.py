@@ -92,12 +92,12 @@ async def ask(client: httpx.AsyncClient, url: str, body: Mapping[str, Any]) -> R
                         stream.read(line, seconds)
                 failure = stream.verdict()
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        raise UnreachableError(f"{url} does not answer ({_why(error)}); is it up?") from error
+        raise UnreachableError(f"{url} does not answer ({why(error)}); is it up?") from error
     except httpx.TimeoutException:
         failure = f"nothing came for {_SILENCE_SECONDS:.0f} s"
     except (httpx.HTTPError, httpx.StreamError) as error:
         # The connection may break after the last event, which loses nothing.
-        failure = stream.verdict() and f"the stream broke off ({_why(error)})"
+        failure = stream.verdict() and f"the stream broke off ({why(error)})"
     except _BadEventError as error:
         failure = str(error)
     return Reply(
@@ -206,5 +206,12 @@ def _words(data: bytes) -> str:
     return " ".join(shown.split())[:_SHOWN]
 
 
-def _why(error: Exception) -> str:
-    return " ".join(str(error).split())[:_SHOWN] or type(error).__name__
+def why(error: Exception) -> str:
+    """What went wrong, in the system's own words where there are any: libraries wrap them up."""
+    told: BaseException = error
+    cause = error.__cause__ or error.__context__
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            told = cause
+        cause = cause.__cause__ or cause.__context__
+    return " ".join(str(told).split())[:_SHOWN] or type(told).__name__

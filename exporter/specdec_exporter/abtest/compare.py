@@ -16,7 +16,6 @@ from typing import Any
 from specdec_exporter.abtest.counters import ServerFigures, server_figures
 from specdec_exporter.abtest.record import Request, Run
 from specdec_exporter.abtest.stats import Ratio, ratio, ratio_of_medians
-from specdec_exporter.abtest.validity import CUT
 
 SEED = 1
 """Of the resampling: the same files give the same intervals."""
@@ -53,7 +52,7 @@ class Side:
     valid: int
     failed: int
     cut: int
-    """Cut off by max_tokens where that is not meant to happen."""
+    """Ended by max_tokens."""
     num_speculative_tokens: int | None
     """Observed k; 0 is no speculation, None where the server showed no counters."""
     acceptance_ratio: float | None
@@ -234,7 +233,7 @@ def _side(requests: Sequence[Request], counted: ServerFigures | None) -> Side:
         requests=len(requests),
         valid=sum(r.valid for r in requests),
         failed=sum(r.failure is not None for r in requests),
-        cut=sum(CUT in r.problems for r in requests),
+        cut=sum(r.finish_reason == "length" for r in requests),
         num_speculative_tokens=derived.num_speculative_tokens if derived else None,
         acceptance_ratio=derived.acceptance_ratio if derived else None,
         mean_acceptance_length=derived.mean_acceptance_length if derived else None,

@@ -43,10 +43,10 @@ FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "prompt": ("prompt", str),
     "repeat": ("repeat", _count),
     "started": ("started", _number),
-    "first_output_seconds": ("first_output_seconds", _number),
-    "first_output_ms": ("first_output_seconds", _milliseconds),
-    "end_seconds": ("end_seconds", _number),
-    "end_ms": ("end_seconds", _milliseconds),
+    "ttfo_seconds": ("first_output_seconds", _number),
+    "ttfo_ms": ("first_output_seconds", _milliseconds),
+    "e2e_seconds": ("end_seconds", _number),
+    "e2e_ms": ("end_seconds", _milliseconds),
     "prompt_tokens": ("prompt_tokens", _count),
     "completion_tokens": ("completion_tokens", _count),
     "finish_reason": ("finish_reason", str),
@@ -55,9 +55,17 @@ FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "failure": ("failure", str),
 }
 """What a column may be mapped to: the field of a request that it becomes, and how it is read.
-Times are since the request was sent, and `started` is in unix seconds."""
+Time to first output (ttfo) and to the end (e2e) count from when the request was sent; `started` is
+in unix seconds."""
 
-_NEEDED = ("label", "workload", "prompt", "first_output_seconds", "end_seconds", "completion_tokens")
+_NEEDED = {
+    "label": "label",
+    "workload": "workload",
+    "prompt": "prompt",
+    "first_output_seconds": "ttfo_ms",
+    "end_seconds": "e2e_ms",
+    "completion_tokens": "completion_tokens",
+}
 
 
 def parse_map(text: str) -> dict[str, str]:
@@ -97,11 +105,11 @@ def read_csv(
             raise BenchError(f"{name}: no column {column!r}; there are {', '.join(columns)}")
     used = {c: mapping.get(c, c) for c in columns if mapping.get(c, c) in FIELDS}
     targets = [FIELDS[field][0] for field in used.values()]
-    for field in _NEEDED:
-        if field not in targets:
+    for target, field in _NEEDED.items():
+        if target not in targets:
             raise BenchError(
-                f"{name}: nothing is mapped to {field}; --map column={field}, with a column of "
-                f"{', '.join(columns)}"
+                f"{name}: nothing is mapped to {field}; give --map COLUMN={field}, with one of the "
+                f"columns {', '.join(columns)}"
             )
     runs: dict[str, list[Request]] = {}
     counts: dict[tuple[str, str, str], int] = {}

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import httpx
 
-from specdec_exporter.abtest.client import UnreachableError
+from specdec_exporter.abtest.client import UnreachableError, why
 from specdec_exporter.abtest.counters import flags, generated, keep, running
 from specdec_exporter.abtest.errors import BenchError
 from specdec_exporter.abtest.record import Page
@@ -38,8 +38,7 @@ async def identify(
     try:
         response = await client.get(f"{url}/v1/models")
     except httpx.HTTPError as error:
-        why = " ".join(str(error).split()) or type(error).__name__
-        raise UnreachableError(f"{url} does not answer ({why}); is it up?") from error
+        raise UnreachableError(f"{url} does not answer ({why(error)}); is it up?") from error
     if response.status_code in (401, 403):
         raise BenchError(f"{url}: status {response.status_code}; set VLLM_API_KEY to its key")
     cards: dict[str, Any] = {}
