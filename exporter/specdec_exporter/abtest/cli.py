@@ -7,7 +7,7 @@ import json
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -38,9 +38,7 @@ Seed = Annotated[
     int, typer.Option(help="Of the ids at the head of the prompts; the same for both sides.")
 ]
 Warmup = Annotated[int, typer.Option(min=0, help="Requests before each workload, kept apart.")]
-Model = Annotated[
-    str | None, typer.Option(help="Model to ask.", show_default="the server's first")
-]
+Model = Annotated[str | None, typer.Option(help="Model to ask.", show_default="the server's first")]
 ApiKey = Annotated[
     str | None, typer.Option(envvar="VLLM_API_KEY", help="Key of the server.", show_default="none")
 ]
@@ -138,6 +136,87 @@ def import_csv(
 
     for written, count in convert(file, parse_map(mapping), out):
         print(f"{written}: {count} requests")
+
+
+@bench.command()
+def sweep(
+    k: Annotated[str, typer.Option(help="Values of num_speculative_tokens, as 0,1,2,4.")],
+    prompts: Prompts,
+    serve_command: Annotated[
+        str,
+        typer.Option(
+            help="Starts the server, as 'vllm serve MODEL {speculative_config}'; the word in "
+            "braces becomes --speculative-config with each k, and nothing at 0."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the measurements, sweep.json, sweep.html.")],
+    speculative_config: Annotated[
+        str, typer.Option(help="JSON, without num_speculative_tokens.", metavar="JSON")
+    ] = "{}",
+    url: Annotated[str, typer.Option(help="Where the server listens.")] = "http://127.0.0.1:8000",
+    starts: Annotated[int, typer.Option(min=1, help="Starts of the server at each k.")] = 3,
+    repeat: Repeat = 5,
+    concurrency: Concurrency = 1,
+    seed: Seed = 1,
+    warmup: Warmup = 3,
+    api_key: ApiKey = None,
+) -> None:
+    """Serve at one k after another, and show where drafting deeper stops to pay."""
+    from rich.console import Console
+
+    from specdec_exporter.abtest.prompts import load
+    from specdec_exporter.abtest.run import Plan
+    from specdec_exporter.abtest.sweep_run import SweepPlan, print_sweep
+    from specdec_exporter.abtest.sweep_run import sweep as measure
+    from specdec_exporter.report import console
+
+    plan = SweepPlan(
+        ks=_depths(k),
+        starts=starts,
+        serve_command=serve_command,
+        speculative_config=_configuration(speculative_config),
+        folder=out,
+        plan=Plan(
+            url=_address(url),
+            label="",
+            prompts=load(prompts),
+            repeat=repeat,
+            concurrency=concurrency,
+            out=out,
+            seed=seed,
+            warmup=warmup,
+            api_key=api_key,
+        ),
+    )
+    try:
+        result = measure(plan, Console(stderr=True))
+    except KeyboardInterrupt:
+        print(
+            f"stopped: what was measured is in {out}, and the same command goes on from there",
+            file=sys.stderr,
+        )
+        raise typer.Exit(130) from None
+    print_sweep(result, console())
+    print(f"{out / 'sweep.json'} {out / 'sweep.html'}")
+
+
+def _depths(text: str) -> list[int]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) < 100 for word in words):
+        raise BenchError(f"--k: {text!r} is no list of numbers; expected such as 0,1,2,4")
+    return list(dict.fromkeys(map(int, words)))
+
+
+def _configuration(text: str) -> dict[str, Any]:
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise BenchError(f"--speculative-config: not JSON ({error})") from error
+    if not isinstance(config, dict) or "num_speculative_tokens" in config:
+        raise BenchError(
+            "--speculative-config: expected a JSON object without num_speculative_tokens"
+        )
+    return config
 
 
 def _address(url: str) -> str:

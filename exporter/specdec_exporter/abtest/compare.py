@@ -130,7 +130,7 @@ def span(values: Iterable[float | None]) -> tuple[float, float] | None:
 
 def compare(a: Run, b: Run) -> Comparison:
     """Set two runs side by side; what only one of them has is left out, and told."""
-    sides = {}
+    sides: dict[str, tuple[list[Request], list[Request]]] = {}
     for run in (a, b):
         for request in run.requests:
             sides.setdefault(request.workload, ([], []))[run is b].append(request)
@@ -139,7 +139,9 @@ def compare(a: Run, b: Run) -> Comparison:
         name: tuple(server_figures(s for s in r.spans if s.workload == name) for r in (a, b))
         for name in names
     }
-    workloads = tuple(_workload(name, *sides[name], counters[name]) for name in names)
+    workloads = tuple(
+        _workload(name, sides[name][0], sides[name][1], counters[name]) for name in names
+    )
     label_a, label_b = (a.label, b.label) if a.label != b.label else ("A", "B")
     return Comparison(
         a=label_a,
@@ -344,5 +346,3 @@ def _times(run: Run) -> Iterable[tuple[float, float]]:
                 min(started),
                 max(r.started + (r.end_seconds or 0.0) for r in requests if r.started is not None),
             )
-
-

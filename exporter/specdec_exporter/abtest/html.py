@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
 from random import Random
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from specdec_exporter.abtest.compare import Comparison, WorkloadComparison
-from specdec_exporter.abtest.plot import Scale, dot, line, round_numbers, short, svg, text, ticks
+from specdec_exporter.abtest.plot import (
+    Scale,
+    dot,
+    line,
+    line_plot,
+    round_numbers,
+    short,
+    svg,
+    text,
+    ticks,
+)
 from specdec_exporter.abtest.record import Request, Run
 from specdec_exporter.abtest.stats import Ratio
+from specdec_exporter.abtest.sweep import Sweep
 from specdec_exporter.report import NO_VALUE, percent
 
-_WIDTH, _LEFT, _RIGHT, _ROW = 900.0, 210.0, 90.0, 24.0
+_WIDTH, _LEFT, _RIGHT, _ROW = 960.0, 260.0, 90.0, 24.0
 _MOST_LABEL = 26
 
 
@@ -35,6 +45,39 @@ def comparison_page(comparison: Comparison, a: Run, b: Run) -> str:
         ratios=_ratios(comparison.workloads),
         speeds=_speeds(comparison, a.requests, b.requests),
     )
+
+
+def sweep_page(sweep: Sweep) -> str:
+    """A sweep as a page."""
+    names = [f"k = {depth.k}" for depth in sweep.depths]
+    ks = [depth.k for depth in sweep.depths]
+    grown, fastest = sweep.stops_growing_at, sweep.fastest
+    plots = [
+        line_plot(
+            "Mean acceptance length",
+            "tokens per verified draft",
+            names,
+            [d.values("mean_acceptance_length") for d in sweep.depths],
+            [] if grown not in ks else [(ks.index(grown), "stops growing")],
+            from_zero=True,
+        ),
+        line_plot(
+            "Time per output token",
+            "ms",
+            names,
+            [[1000 * v for v in d.values("tpot_seconds")] for d in sweep.depths],
+            [] if fastest is None else [(ks.index(fastest), "fastest")],
+            from_zero=True,
+        ),
+        line_plot(
+            "Step time",
+            "ms",
+            names,
+            [[1000 * v for v in d.values("step_seconds")] for d in sweep.depths],
+            from_zero=True,
+        ),
+    ]
+    return _template("sweep.html").render(s=sweep, plots=plots, verdicts=sweep.verdicts())
 
 
 @cache
@@ -55,7 +98,7 @@ def _environment() -> Environment:
     return environment
 
 
-def _template(name: str):  # type: ignore[no-untyped-def]
+def _template(name: str) -> Template:
     return _environment().get_template(name)
 
 
@@ -76,16 +119,16 @@ def _verdict(ratio: Ratio) -> str:
 
 def _conditions(a: Run, b: Run) -> str:
     session = a.sessions[0]
-    known = [
-        session.model,
-        session.server and session.server.get("version") and f"vLLM {session.server['version']}",
-        session.concurrency
-        and f"{session.concurrency} request{'s' * (session.concurrency > 1)} in flight",
-        f"{len(a.requests)} and {len(b.requests)} requests",
-    ]
+    known = [f"{len(a.requests)} and {len(b.requests)} requests"]
+    if session.concurrency is not None:
+        known.insert(0, f"{session.concurrency} at a time")
+    if session.server and "version" in session.server:
+        known.insert(0, f"server version {session.server['version']}")
+    if session.model is not None:
+        known.insert(0, session.model)
     if session.started is not None:
         known.append(f"{datetime.fromtimestamp(session.started, UTC):%Y-%m-%d %H:%M} UTC")
-    return " · ".join(filter(None, known))
+    return " · ".join(known)
 
 
 def _label(words: str) -> str:

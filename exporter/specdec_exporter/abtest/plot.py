@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -57,8 +58,8 @@ def element(tag: str, _text: str | None = None, **attributes: object) -> Markup:
     )
     # The tag is written in the code, never data.
     if _text is None:
-        return Markup(f"<{tag}{told}/>")  # noqa: S704
-    return Markup(f"<{tag}{told}>{escape(_text)}</{tag}>")  # noqa: S704
+        return Markup(f"<{tag}{told}/>")
+    return Markup(f"<{tag}{told}>{escape(_text)}</{tag}>")
 
 
 def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
@@ -68,11 +69,14 @@ def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
 
 def dot(x: float, y: float, r: float, class_: str, title: str | None = None) -> Markup:
     """A dot, and what it is when pointed at."""
-    told = {"cx": x, "cy": y, "r": r, "class_": class_}
-    if title is None:
-        return element("circle", **told)
-    whole = element("circle", "", **told)
-    return Markup(str(whole).replace("></circle>", f">{element('title', title)}</circle>"))
+    return element(
+        "circle",
+        None if title is None else element("title", title),
+        cx=x,
+        cy=y,
+        r=r,
+        class_=class_,
+    )
 
 
 def text(x: float, y: float, words: str, class_: str = "") -> Markup:
@@ -126,22 +130,16 @@ def line_plot(
             line(xs[i], top - 6, xs[i], height - bottom, "mark"),
             text(xs[i], top - 10, words, "middle good"),
         ]
-    middles = [
-        (x, y(sorted(group)[len(group) // 2] if len(group) % 2 else _middle(group)))
+    points = " ".join(
+        f"{x:.1f},{y(statistics.median(group)):.1f}"
         for x, group in zip(xs, values, strict=True)
         if group
-    ]
-    points = " ".join(f"{x:.1f},{at:.1f}" for x, at in middles)
+    )
     parts.append(element("polyline", points=points, class_="joined"))
     for x, name, group in zip(xs, names, values, strict=True):
         parts.append(text(x, height - bottom + 20, name, "middle"))
         parts += [dot(x, y(value), 4, "b", f"{name}: {value:.4g} {unit}") for value in group]
     return svg(width, height, title, parts)
-
-
-def _middle(group: Sequence[float]) -> float:
-    ordered = sorted(group)
-    return (ordered[len(ordered) // 2 - 1] + ordered[len(ordered) // 2]) / 2
 
 
 def _attribute(value: object) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
@@ -191,9 +191,17 @@ def _short(error: Exception) -> str:
     return " ".join(str(error).split())[:80] or type(error).__name__
 
 
+@dataclass(slots=True)
+class _OpenSpan:
+    session: int
+    workload: str
+    requests: list[Request] = field(default_factory=list)
+    pages: dict[str, Page] = field(default_factory=dict)
+
+
 def _assemble(values: Iterable[Line]) -> Run:
     sessions: list[Session] = []
-    spans: list[tuple[int, str, list[Request], list[Page]]] = []
+    spans: list[_OpenSpan] = []
     warmups: list[Request] = []
     for value in values:
         if isinstance(value, Session):
@@ -203,20 +211,24 @@ def _assemble(values: Iterable[Line]) -> Run:
             warmups.append(value)
             continue
         begins = isinstance(value, Page) and value.moment == "before"
-        if begins or not spans or spans[-1][:2] != (len(sessions) - 1, value.workload):
-            spans.append((len(sessions) - 1, value.workload, [], []))
-        spans[-1][2 if isinstance(value, Request) else 3].append(value)  # type: ignore[arg-type]
+        here = len(sessions) - 1, value.workload
+        if begins or not spans or (spans[-1].session, spans[-1].workload) != here:
+            spans.append(_OpenSpan(*here))
+        if isinstance(value, Request):
+            spans[-1].requests.append(value)
+        else:
+            spans[-1].pages[value.moment] = value
     return Run(
         sessions=tuple(sessions),
         spans=tuple(
             Span(
-                session=session,
-                workload=workload,
-                requests=tuple(requests),
-                before=next((page for page in pages if page.moment == "before"), None),
-                after=next((page for page in pages if page.moment == "after"), None),
+                session=span.session,
+                workload=span.workload,
+                requests=tuple(span.requests),
+                before=span.pages.get("before"),
+                after=span.pages.get("after"),
             )
-            for session, workload, requests, pages in spans
+            for span in spans
         ),
         warmups=tuple(warmups),
     )

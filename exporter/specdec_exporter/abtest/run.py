@@ -89,7 +89,7 @@ async def run(plan: Plan, console: Console) -> Run:
         BenchError: it cannot go on.
     """
     done = _done(plan)
-    jobs = {w.name: [j for j in _jobs(w, plan.repeat) if j.key not in done] for w in _loads(plan)}
+    jobs = _remaining(plan, done)
     total = sum(map(len, jobs.values()))
     if not total:
         console.print(f"{plan.out} holds all of it already", highlight=False, soft_wrap=True)
@@ -106,8 +106,8 @@ async def run(plan: Plan, console: Console) -> Run:
             file.write(to_line(session) + "\n")
             refused = 0
             try:
-                for workload in _loads(plan):
-                    if not jobs[workload.name]:
+                for workload in plan.prompts.workloads:
+                    if workload.name not in jobs:
                         continue
                     progress.update(task, description=workload.name)
                     if await measuring.warm_up(workload):
@@ -119,11 +119,16 @@ async def run(plan: Plan, console: Console) -> Run:
                         progress.advance(task, len(jobs[workload.name]))
             except UnreachableError as error:
                 raise _kept(plan, error) from error
-    if refused == len([name for name in jobs if jobs[name]]):
+    if refused == len(jobs):
         raise BenchError(f"{plan.url} refuses every workload; nothing was measured")
     result = read(plan.out)
     console.print(summary(result, plan.out), highlight=False, soft_wrap=True)
     return result
+
+
+def remaining(plan: Plan) -> int:
+    """Requests that the file does not hold yet."""
+    return sum(map(len, _remaining(plan, _done(plan)).values()))
 
 
 def summary(result: Run, file: Path) -> str:
@@ -232,8 +237,13 @@ def _request(job: _Job, reply: Reply) -> Request:
     )
 
 
-def _loads(plan: Plan) -> tuple[Workload, ...]:
-    return plan.prompts.workloads
+def _remaining(plan: Plan, done: set[tuple[str, str, int]]) -> dict[str, list[_Job]]:
+    """By workload, of those that have any."""
+    jobs = {
+        workload.name: [job for job in _jobs(workload, plan.repeat) if job.key not in done]
+        for workload in plan.prompts.workloads
+    }
+    return {name: left for name, left in jobs.items() if left}
 
 
 def _jobs(workload: Workload, repeat: int) -> Iterable[_Job]:

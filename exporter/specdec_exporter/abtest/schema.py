@@ -33,7 +33,16 @@ _LIMITS: dict[str, Callable[[Any, Any], bool]] = {
 }
 _WORDS = {"title", "description", "$schema"}
 KEYWORDS = {
-    *("type", "properties", "required", "additionalProperties", "items", "enum", "const", "pattern"),
+    *(
+        "type",
+        "properties",
+        "required",
+        "additionalProperties",
+        "items",
+        "enum",
+        "const",
+        "pattern",
+    ),
     *_LIMITS,
 }
 """What a schema may use beside words for people."""

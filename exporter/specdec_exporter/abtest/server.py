@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any, Literal
 
@@ -56,10 +57,9 @@ async def identify(
     if name not in cards:
         raise BenchError(f"{url} has no model {name!r}; it has {', '.join(cards)}")
     known = {"max_model_len": cards[name].get("max_model_len")}
-    try:
+    # Other servers have no such page.
+    with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
         known["version"] = (await client.get(f"{url}/version")).json()["version"]
-    except (httpx.HTTPError, ValueError, KeyError, TypeError):
-        pass  # other servers have no such page
     return name, {key: str(value) for key, value in known.items() if value is not None}
 
 

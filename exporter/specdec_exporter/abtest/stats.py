@@ -83,10 +83,7 @@ def _all(groups: Groups) -> list[float]:
 
 def _draw(groups: Groups, chance: Random) -> list[float]:
     return [
-        value
-        for group in groups.values()
-        if group
-        for value in chance.choices(group, k=len(group))
+        value for group in groups.values() if group for value in chance.choices(group, k=len(group))
     ]
 
 

@@ -78,9 +78,7 @@ def _last_line(content: str) -> str:
     return lines[-1] if lines else ""
 
 
-def _call_problems(
-    calls: tuple[ToolCall, ...], name: str, arguments: dict[str, Any]
-) -> list[str]:
+def _call_problems(calls: tuple[ToolCall, ...], name: str, arguments: dict[str, Any]) -> list[str]:
     if len(calls) != 1:
         return [f"{len(calls)} tool calls, not one" if calls else "no tool call"]
     if calls[0].name != name:
