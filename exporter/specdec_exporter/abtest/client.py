@@ -70,7 +70,7 @@ async def ask(client: httpx.AsyncClient, url: str, body: Mapping[str, Any]) -> R
     Raises:
         UnreachableError: no connection.
     """
-    stream = _Stream()
+    stream = Stream()
     content = json.dumps(body, ensure_ascii=False).encode()
     headers = {"Content-Type": "application/json"}
     failure, refused = None, False
@@ -98,7 +98,7 @@ async def ask(client: httpx.AsyncClient, url: str, body: Mapping[str, Any]) -> R
     except (httpx.HTTPError, httpx.StreamError) as error:
         # The connection may break after the last event, which loses nothing.
         failure = stream.verdict() and f"the stream broke off ({why(error)})"
-    except _BadEventError as error:
+    except BadEventError as error:
         failure = str(error)
     return Reply(
         started=started,
@@ -113,13 +113,13 @@ async def ask(client: httpx.AsyncClient, url: str, body: Mapping[str, Any]) -> R
     )
 
 
-class _BadEventError(Exception):
+class BadEventError(Exception):
     """The stream holds something that is no event of a chat completion."""
 
 
 @dataclass(slots=True)
-class _Stream:
-    """A stream of events so far."""
+class Stream:
+    """A stream of events so far; each line comes with the seconds since the request was sent."""
 
     first_output: float | None = None
     end: float | None = None
@@ -132,13 +132,18 @@ class _Stream:
     """Name and arguments by index."""
 
     def read(self, line: bytes, seconds: float) -> None:
+        """Take in one line.
+
+        Raises:
+            BadEventError: it is not of such a stream, or tells of an error.
+        """
         line = line.strip()
         if not line.startswith(b"data:") or (data := line[5:].strip()) == b"[DONE]":
             return
         try:
             event = json.loads(data)
             if event.get("error"):
-                raise _BadEventError(f"the stream broke off ({_words(data)})")
+                raise BadEventError(f"the stream broke off ({_words(data)})")
             for choice in event.get("choices") or ():
                 self._choice(choice, seconds)
             if usage := event.get("usage"):
@@ -146,7 +151,7 @@ class _Stream:
                 self.completion_tokens = usage.get("completion_tokens")
             self._metrics(event.get("metrics"))
         except (ValueError, AttributeError, TypeError, KeyError) as error:
-            raise _BadEventError(f"an event is not of a chat completion: {_words(data)}") from error
+            raise BadEventError(f"an event is not of a chat completion: {_words(data)}") from error
 
     def _choice(self, choice: Mapping[str, Any], seconds: float) -> None:
         delta = choice.get("delta") or {}
@@ -185,6 +190,7 @@ class _Stream:
         return None
 
     def answer(self) -> Answer:
+        """What was said so far."""
         return Answer(
             content="".join(self.content),
             tool_calls=tuple(
