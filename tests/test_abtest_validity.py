@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -142,9 +143,8 @@ def test_a_schema_takes_what_fits_and_nothing_else(
     ],
 )
 def test_a_schema_that_uses_more_than_is_known_is_refused(schema: Any, place: str) -> None:
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=f"^{re.escape(place)}: "):
         check_schema(schema, "s")
-    assert str(caught.value).startswith(f"{place}: ")
 
 
 JSON = st.recursive(
