@@ -131,9 +131,9 @@ def span(values: Iterable[float | None]) -> tuple[float, float] | None:
 def compare(a: Run, b: Run) -> Comparison:
     """Set two runs side by side; what only one of them has is left out, and told."""
     sides: dict[str, tuple[list[Request], list[Request]]] = {}
-    for run in (a, b):
+    for index, run in enumerate((a, b)):
         for request in run.requests:
-            sides.setdefault(request.workload, ([], []))[run is b].append(request)
+            sides.setdefault(request.workload, ([], []))[index].append(request)
     names = [name for name, (of_a, of_b) in sides.items() if of_a and of_b]
     counters = {
         name: tuple(server_figures(s for s in r.spans if s.workload == name) for r in (a, b))
