@@ -97,7 +97,12 @@ class FakeServer:
             Route("/version", lambda _: JSONResponse({"version": "0.32.0"})),
         ]
         config = uvicorn.Config(
-            Starlette(routes=routes), port=port, log_config=None, lifespan="off", ws="none"
+            Starlette(routes=routes),
+            port=port,
+            log_config=None,
+            log_level="critical",
+            lifespan="off",
+            ws="none",
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, daemon=True)
