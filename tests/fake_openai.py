@@ -7,6 +7,7 @@ to start it. What it counts as decode time is made up, so that figures from the 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import threading
 import time
@@ -14,7 +15,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-import anyio
 import uvicorn
 from specdec_exporter.model import Counters
 from starlette.applications import Starlette
@@ -188,7 +188,7 @@ class FakeServer:
             if isinstance(event, str):
                 yield event.encode()
             elif isinstance(event, float):
-                await anyio.sleep(event)
+                await asyncio.sleep(event)
             else:
                 assert not isinstance(event, int)
                 if told := event.get("usage"):
