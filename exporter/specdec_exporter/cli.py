@@ -17,6 +17,8 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from specdec_exporter import __version__
+from specdec_exporter.abtest.cli import bench
+from specdec_exporter.abtest.errors import BenchError
 from specdec_exporter.config import ConfigError, Problem, Settings, load
 from specdec_exporter.duration import parse_duration
 
@@ -29,6 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(bench)
 
 
 class Format(StrEnum):
@@ -450,6 +453,6 @@ def main() -> None:
     except ConfigError as error:
         print(error, file=sys.stderr)
         sys.exit(1)
-    except _CannotRun as error:
+    except (_CannotRun, BenchError) as error:
         print(f"specdec-exporter: {error}", file=sys.stderr)
         sys.exit(1)

@@ -1,0 +1,240 @@
+"""`bench` against a real vLLM: its clock beside that of `vllm bench serve`, and a sweep of k."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from rich.console import Console
+from specdec_exporter.abtest.client import ask, new_client
+from specdec_exporter.abtest.compare import compare
+from specdec_exporter.abtest.prompts import PromptSet, body, parse, request_id
+from specdec_exporter.abtest.run import Plan, read, run
+from specdec_exporter.abtest.sweep_run import SweepPlan, sweep
+
+from tests.real.test_vllm import DRAFT_MODEL, Start, start, venv  # noqa: F401 - fixtures
+from tests.real.vllm_bed import (
+    BED,
+    MODEL_NAME,
+    MODELS,
+    VllmServer,
+    code_prompts,
+    free_port,
+    random_word_prompts,
+)
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+PAIRS = 24
+ROUNDS = 3
+TOLERANCE = 0.03
+"""Of the median ratio of the two clocks. A machine that is busy with other things moves single ratios by
+half; then there are more rounds, and what is judged is the 95 % interval of the median."""
+
+# The request function of `vllm bench serve` and its formula, in a process that stays: starting the
+# command anew takes longer than what is to be measured, and the machine changes meanwhile.
+THEIRS = """
+import asyncio, json, sys
+import aiohttp
+from vllm.benchmarks.lib.endpoint_request_func import (
+    RequestFuncInput, async_request_openai_chat_completions,
+)
+
+async def main():
+    async with aiohttp.ClientSession() as session:
+        print(flush=True)
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            asked = json.loads(line)
+            out = await async_request_openai_chat_completions(RequestFuncInput(
+                prompt="", prompt_len=0, output_len=asked["max_tokens"], model=asked["model"],
+                api_url=sys.argv[1] + "/v1/chat/completions", chat_messages=asked["messages"],
+                ignore_eos=True, extra_body={"temperature": 0},
+            ), session)
+            assert out.success, out.error
+            print((out.latency - out.ttft) / (out.output_tokens - 1), flush=True)
+
+asyncio.run(main())
+"""
+
+
+class BenchServe:
+    """The client of `vllm bench serve`, one request at a time, alive inside a `with` block."""
+
+    def __init__(self, venv: Path, url: str) -> None:  # noqa: F811
+        self._process = subprocess.Popen(
+            [venv / "bin" / "python", "-c", THEIRS, url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        self._answer()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate(timeout=30)
+
+    def tpot_seconds(self, request: dict[str, Any]) -> float:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return float(self._answer())
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the client of vLLM has ended"
+        return line
+
+
+def prompt_set(code: int, words: int, max_tokens: int) -> PromptSet:
+    """Short enough for no block of the prefix cache to be full."""
+    workloads = [
+        {"name": name, "prompts": [{"id": f"p{i}", "user": t} for i, t in enumerate(texts)]}
+        for name, texts in (
+            ("code", code_prompts(code, characters=160)),
+            ("words", random_word_prompts(words, words=12)),
+        )
+        if texts
+    ]
+    request = {"temperature": 0, "max_tokens": max_tokens, "ignore_eos": True}
+    document = {"request": request, "expect": {"may_be_cut": True}, "workloads": workloads}
+    return parse(json.dumps(document), "prompts")
+
+
+@pytest.fixture(scope="module")
+def server(start: Start) -> Iterator[VllmServer]:  # noqa: F811
+    details = ("--per-request-spec-decode-metrics", "summary")
+    with start("llama-target", DRAFT_MODEL, *details) as served:
+        yield served
+
+
+def plan(url: str, prompts: PromptSet, out: Path, repeat: int) -> Plan:
+    return Plan(
+        url=url,
+        label="mtp",
+        prompts=prompts,
+        repeat=repeat,
+        concurrency=1,
+        out=out,
+        seed=1,
+        warmup=1,
+    )
+
+
+def test_acceptance_by_request_is_that_of_the_servers_counters(
+    server: VllmServer, tmp_path: Path
+) -> None:
+    out = tmp_path / "mtp.jsonl"
+    asyncio.run(run(plan(server.url, prompt_set(2, 2, 48), out, 2), Console(quiet=True)))
+    measured = read(out)
+    assert all(r.valid and r.completion_tokens == 48 for r in measured.requests)
+    comparison = compare(measured, measured)
+    assert [w for w in comparison.warnings if "at once" not in w] == []
+    code, words = (workload.a for workload in comparison.workloads)
+    for side in (code, words):
+        assert side.requests == 4
+        assert side.num_speculative_tokens == 4
+        assert side.prefix_hit_ratio == 0
+        assert side.mean_acceptance_length == pytest.approx(side.request_mean_acceptance_length)
+        assert side.acceptance_ratio == pytest.approx(side.request_acceptance_ratio)
+        print(f"MAL {side.mean_acceptance_length:.2f}, acceptance {side.acceptance_ratio:.3f}")
+
+
+def test_time_per_token_is_that_of_vllm_bench_serve_in_turns(
+    server: VllmServer,
+    venv: Path,  # noqa: F811
+) -> None:
+    ((workload),) = prompt_set(PAIRS, 0, 64).workloads
+    requests = [
+        body(prompt, request_id(1, workload.name, prompt.id, 1), MODEL_NAME)
+        for prompt in workload.prompts
+    ]
+
+    ratios: list[float] = []
+
+    def interval() -> tuple[float, float]:
+        """Of the median, by ranks: 95 % of samples have it between these two."""
+        ordered = sorted(ratios)
+        away = round(0.98 * math.sqrt(len(ordered)))
+        return ordered[len(ordered) // 2 - away], ordered[len(ordered) // 2 + away]
+
+    async def one_round(bench_serve: BenchServe) -> None:
+        async with new_client(None) as client:
+            for i, request in enumerate(requests):
+                # Each goes first every other time: the second may profit from the first.
+                theirs = bench_serve.tpot_seconds(request) if i % 2 else None
+                reply = await ask(client, server.url, request)
+                assert reply.failure is None
+                assert reply.first_output_seconds is not None
+                assert reply.end_seconds is not None
+                assert reply.completion_tokens == 64
+                ours = (reply.end_seconds - reply.first_output_seconds) / 63
+                ratios.append(ours / (theirs or bench_serve.tpot_seconds(request)))
+
+    with BenchServe(venv, server.url) as bench_serve:
+        bench_serve.tpot_seconds(requests[0])
+        for _ in range(ROUNDS):
+            asyncio.run(one_round(bench_serve))
+            low, high = interval()
+            if high - low < TOLERANCE:
+                break
+    middle = statistics.median(ratios)
+    print(f"{len(ratios)} pairs: median of ratios {middle:.4f}, 95 % {low:.4f} to {high:.4f}")
+    assert low <= 1 + TOLERANCE
+    assert high >= 1 - TOLERANCE
+
+
+def test_a_sweep_serves_at_each_k_and_shows_what_deeper_drafts_add(
+    venv: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    port = free_port()
+    environment = {
+        "PYTHONPATH": BED / "shim",
+        "VLLM_PLUGINS": "forkcpu,synthcpu",
+        "OMP_NUM_THREADS": 1,
+        "VLLM_NO_USAGE_STATS": 1,
+        "HF_HUB_OFFLINE": 1,
+    }
+    serve = [
+        *("env", *(f"{name}={value}" for name, value in environment.items())),
+        *(f"{venv}/bin/vllm", "serve", f"{MODELS}/llama-target"),
+        *("--served-model-name", MODEL_NAME, "--host", "127.0.0.1", "--port", f"{port}"),
+        *("--dtype", "float32", "--max-model-len", "1024", "--max-num-seqs", "8"),
+        *("--max-num-batched-tokens", "1024", "--kv-cache-memory-bytes", "64M"),
+        *("--enforce-eager", "--distributed-executor-backend", "uni", "{speculative_config}"),
+    ]
+    tried = SweepPlan(
+        ks=(1, 3),
+        starts=1,
+        serve_command=" ".join(serve),
+        speculative_config={"method": "draft_model", "model": f"{MODELS}/llama-draft"},
+        folder=tmp_path,
+        plan=plan(f"http://127.0.0.1:{port}", prompt_set(4, 0, 48), tmp_path, 2),
+    )
+    result = sweep(tried, Console(file=sys.stderr))
+    one, three = (depth.starts[0] for depth in result.depths)
+    assert (one.observed_k, three.observed_k) == (1, 3)
+    assert one.valid == three.valid == 8
+    assert one.mean_acceptance_length is not None
+    assert three.mean_acceptance_length is not None
+    assert 1.4 < one.mean_acceptance_length < three.mean_acceptance_length < 4
+    assert result.depths[1].marginal_tokens == pytest.approx(
+        (three.mean_acceptance_length - one.mean_acceptance_length) / 2
+    )
+    assert result.fastest in (1, 3)
+    for start_ in (one, three):
+        print(start_)
+        assert start_.tpot_seconds == pytest.approx(
+            (start_.step_seconds or 0) / (start_.tokens_per_step or 1)
+        )
