@@ -20,7 +20,8 @@ from specdec_exporter.abtest.prompts import PromptSet, body, parse, request_id
 from specdec_exporter.abtest.run import Plan, read, run
 from specdec_exporter.abtest.sweep_run import SweepPlan, sweep
 
-from tests.real.test_vllm import DRAFT_MODEL, Start, start, venv  # noqa: F401 - fixtures
+from tests.real.conftest import Start
+from tests.real.test_vllm import DRAFT_MODEL
 from tests.real.vllm_bed import (
     BED,
     MODEL_NAME,
