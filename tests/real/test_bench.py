@@ -69,7 +69,7 @@ asyncio.run(main())
 class BenchServe:
     """The client of `vllm bench serve`, one request at a time, alive inside a `with` block."""
 
-    def __init__(self, venv: Path, url: str) -> None:  # noqa: F811
+    def __init__(self, venv: Path, url: str) -> None:
         self._process = subprocess.Popen(
             [venv / "bin" / "python", "-c", THEIRS, url],
             stdin=subprocess.PIPE,
@@ -113,7 +113,7 @@ def prompt_set(code: int, words: int, max_tokens: int) -> PromptSet:
 
 
 @pytest.fixture(scope="module")
-def server(start: Start) -> Iterator[VllmServer]:  # noqa: F811
+def server(start: Start) -> Iterator[VllmServer]:
     details = ("--per-request-spec-decode-metrics", "summary")
     with start("llama-target", DRAFT_MODEL, *details) as served:
         yield served
@@ -153,7 +153,7 @@ def test_acceptance_by_request_is_that_of_the_servers_counters(
 
 def test_time_per_token_is_that_of_vllm_bench_serve_in_turns(
     server: VllmServer,
-    venv: Path,  # noqa: F811
+    venv: Path,
 ) -> None:
     ((workload),) = prompt_set(PAIRS, 0, 64).workloads
     requests = [
@@ -196,7 +196,7 @@ def test_time_per_token_is_that_of_vllm_bench_serve_in_turns(
 
 
 def test_a_sweep_serves_at_each_k_and_shows_what_deeper_drafts_add(
-    venv: Path,  # noqa: F811
+    venv: Path,
     tmp_path: Path,
 ) -> None:
     port = free_port()
