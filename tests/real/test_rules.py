@@ -221,7 +221,7 @@ def test_too_few_drafts_to_be_sure_are_not_enough_for_a_threshold(ends_with: Nam
 
 
 def test_padded_drafts_are_not_taken_for_rejected_ones(ends_with: Names) -> None:
-    world = World(k=2).run(4, (0.38, 0.20), drafts=200.0, steps_per_draft=0.8)
+    world = World(k=2).run(4, (0.38, 0.20), drafts=1000.0, steps_per_draft=0.8)
     # What the counters show at first sight: 0.8 · 0.29.
     assert ends_with(world) == set()
 
