@@ -1,8 +1,8 @@
 """Whether a value fits a JSON schema, for the part of the language that answers are checked with.
 
 A schema that uses more is refused when the prompt file is read, so nothing is passed over in
-silence. That part is some forty lines, and so no library is needed for it: `jsonschema` would bring
-four distributions with it, one of them compiled.
+silence. That part is a hundred lines, so no library is needed for it: `jsonschema` would bring four
+more distributions with it, one of them compiled.
 """
 
 from __future__ import annotations
