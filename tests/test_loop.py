@@ -389,7 +389,7 @@ def test_the_loop_saves_what_the_rules_came_to_and_the_next_one_goes_on_from_the
     store = Store(file)
     asyncio.run(until_firing(store, broken))
     saved = store.documents("targets")["m"]
-    assert saved["rules"]["m"]["alerts"]["drafter_broken"]["firing"]
+    assert saved["rules"]["models"]["m"]["alerts"]["drafter_broken"]["firing"]
     store.close()
     # The next process meets a server that answers no more: what fired still does.
     port = int(saved["url"].rpartition(":")[2].partition("/")[0])
