@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import httpx
@@ -96,11 +97,10 @@ class Traffic:
             with self._lock:
                 self._loads.append((time.monotonic(), load.tpot_seconds))
 
-    def tpot_since(self, since: float) -> float:
-        """Mean over the rounds that ended after then, the first left out as it began before."""
+    def rounds_since(self, since: float) -> list[float]:
+        """TPOT of the rounds that ended after then, the first left out as it began before."""
         with self._lock:
-            found = [tpot for t, tpot in self._loads if t > since][1:]
-        return sum(found) / len(found)
+            return [tpot for t, tpot in self._loads if t > since][1:]
 
 
 @dataclass
@@ -143,6 +143,12 @@ class Evening:
             time.sleep(0.25)
         told = json.dumps(self.status(), indent=1)
         raise AssertionError(f"not in time: {what}\n{told}\n{self.audit()}\n{self.log.read_text()}")
+
+    def post(self, action: str) -> str:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        answer = httpx.post(f"{self.url}/api/v1/autotune/{action}", headers=headers, timeout=10)
+        assert answer.status_code == 200, answer.text
+        return answer.text.strip()
 
     def ended(self, outcome: str, count: int) -> bool:
         entries = [e for e in self.audit() if e["what"] == "ended"]
@@ -255,25 +261,25 @@ def test_drifted_traffic_shrinks_k_on_a_real_server_and_a_bad_k_goes_back_by_its
     ):
         evening.tell("Code prompts, k = 4 in the file.")
         evening.until("the exporter sees k = 4", lambda: evening.tuner().get("observed_k") == 4)
-        evening.tell("The prompts turn to random words.")
+        evening.tell("Somebody pauses the tuner, and the prompts turn to random words.")
+        evening.post("pause")
         traffic.kind = random_word_prompts
         turned = time.monotonic()
+        evening.until("it was seen for a while", lambda: len(traffic.rounds_since(turned)) >= 3)
+        assert evening.k == 4
+        before = mean(traffic.rounds_since(turned))
+        evening.tell("The tuner is resumed.")
+        evening.post("resume")
         evening.until("k = 1 is in the file", lambda: evening.k == 1)
-        before = traffic.tpot_since(turned)
         evening.until("the change is verified", lambda: evening.ended("verified", 1))
         assert "tuned by specdec-exporter" in file.read_text()
         changed = time.monotonic()
-        time.sleep(8)
-        after = traffic.tpot_since(changed)
+        evening.until("it was seen for a while", lambda: len(traffic.rounds_since(changed)) >= 3)
+        after = mean(traffic.rounds_since(changed))
         evening.tell(f"  TPOT by the client: {1000 * before:.2f} ms, then {1000 * after:.2f} ms")
         assert after < before
         evening.tell("Somebody asks for k = 4 over HTTP.")
-        headers = {"Authorization": f"Bearer {TOKEN}"}
-        asked = httpx.post(
-            f"{evening.url}/api/v1/autotune/apply?target=vllm&k=4", headers=headers, timeout=10
-        )
-        assert asked.status_code == 200, asked.text
-        evening.tell(f"  {asked.text.strip()}")
+        evening.tell(f"  {evening.post('apply?target=vllm&k=4')}")
         evening.until("k = 4 is in the file", lambda: evening.k == 4)
         evening.until("it is taken back", lambda: evening.ended("rolled-back", 2))
         evening.until("the server runs with k = 1", lambda: evening.tuner()["observed_k"] == 1)
