@@ -617,6 +617,28 @@ def test_worse_beyond_noise_goes_back_and_blocks_that_k_for_a_day() -> None:
     assert server.ks[2:3] == [2]
 
 
+def test_where_a_deeper_k_was_worse_one_deeper_still_is_not_tried() -> None:
+    server = Server(ALIGNED, k=2, steps=CHEAP, known={0: 1.0, 1: 1.35, 2: 1.47, 4: 1.71})
+    server.steps = {**server.steps, 3: 9.0, 4: 9.0, 5: 9.0}
+    server.run(8 * HOUR)
+    server.state = replace(server.state, costs=costs(CHEAP))
+    server.run(8 * HOUR)
+    failed = [d.from_k for d in server.decisions if d.kind is Kind.ROLLBACK]
+    assert failed
+    assert all(a is not None and b is not None and b < a for a, b in pairwise(failed))
+
+
+def test_a_block_of_k_1_ends_with_the_acceptance_that_it_was_found_at() -> None:
+    server = Server(GUIDE, k=2, steps={**CHEAP, 4: 9.0}, known={})
+    server.state = TunerState(costs=costs({0: 1.0, 1: 1.35, 2: 1.47, 3: 9.0}, starts=1))
+    server.run(HOUR)
+    assert server.ks == [1, 2]
+    server.positions = MISALIGNED
+    server.steps = {**server.steps, 2: 1.8}
+    server.run(3 * HOUR)
+    assert server.ks == [1, 2, 1]
+
+
 def test_how_long_a_k_is_blocked_is_a_setting() -> None:
     wrong = {0: 4.77, 1: 6.28, 2: 6.5, 4: 20.0}
     for block_for, again in ((DAY, False), (2 * HOUR, True)):

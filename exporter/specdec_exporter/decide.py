@@ -668,8 +668,8 @@ def _watch(
     k, to_k = evidence.observed_k, change.to_k
     done = replace(state, change=None)
 
-    def back(why: str) -> Decision:
-        block = Block(to_k, now + settings.block_for, why)
+    def back(why: str, *, deeper_too: bool = False, position_0: float | None = None) -> Decision:
+        block = Block(to_k, now + settings.block_for, why, deeper_too, position_0)
         return decision(Kind.ROLLBACK, why, from_k=to_k, to_k=change.from_k, blocks=(block,))
 
     if now - (change.seen_at or change.at) > settings.ready_timeout:
@@ -701,7 +701,13 @@ def _watch(
     spent = len(state.changes) >= settings.changes_per_day
     if spent and comparison.cost <= settings.override_gain:
         return done, decision(Kind.HOLD, f"{told}; it stays, the changes of this day are used up")
-    return state, back(f"worse beyond noise: {told}, compared with k = {change.from_k}")
+    # What does not pay deeper pays still less deeper yet. And k = 1 is where it is safe to go, so a
+    # bad comparison of it counts for the workload that it was made with.
+    return state, back(
+        f"worse beyond noise: {told}, compared with k = {change.from_k}",
+        deeper_too=to_k > change.from_k,
+        position_0=evidence.hour.ratios[0] if to_k == 1 and evidence.hour else None,
+    )
 
 
 def _too_early(
