@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from specdec_exporter import cli
+from specdec_exporter.baseline import Baseline, BaselinePoint
 from specdec_exporter.cost import Acceptance, CostModel, Sample
 from specdec_exporter.recommend import (
     Recorded,
@@ -102,12 +103,12 @@ def test_without_a_recording_of_k_0_the_step_is_assumed_and_that_is_told() -> No
 
 
 def test_a_baseline_file_takes_the_place_of_a_recording_of_k_0() -> None:
-    points = [
-        {"decode_concurrency": c, "tpot_seconds": t, "tpot_stderr": 0.0, "decode_tokens": 1e4}
-        for c, t in ((1.0, 0.00461), (7.6, 0.00476), (30.0, 0.00547))
-    ]
-    text = json.dumps({"format": "specdec-exporter baseline", "version": 1, "points": points})
-    found = recommend(with_baseline(recorded("k1", "k2"), text), SETTINGS, RULES)
+    known = recorded("k1", "k2")
+    points = tuple(
+        BaselinePoint(c, t, 0.0, 1e4) for c, t in ((1.0, 0.00461), (7.6, 0.00476), (30.0, 0.00547))
+    )
+    baseline = Baseline("measured", known.model_name, "", 0.0, points)
+    found = recommend(with_baseline(known, baseline.to_json()), SETTINGS, RULES)
     measured = recommend(recorded("k0", "k1", "k2"), SETTINGS, RULES)
     assert "assumed" not in found.reason
     for ours, theirs in zip(found.recommended[:6], measured.recommended[:6], strict=True):
@@ -116,10 +117,16 @@ def test_a_baseline_file_takes_the_place_of_a_recording_of_k_0() -> None:
         )
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"points": []}', '{"points": [{"decode_concurrency": 1, "tpot_seconds": 0}]}'])  # fmt: skip
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"points": []}'])
 def test_a_file_that_is_no_baseline_is_refused(text: str) -> None:
-    with pytest.raises(RecordingError, match="no baseline; make one with"):
+    with pytest.raises(RecordingError, match="no baseline: "):
         with_baseline(BANDS, text)
+
+
+def test_a_baseline_of_another_model_is_refused() -> None:
+    other = Baseline("measured", "other", "", 0.0, (BaselinePoint(1.0, 0.005, 0.0, 1.0),))
+    with pytest.raises(RecordingError, match="of model 'other'"):
+        with_baseline(BANDS, other.to_json())
 
 
 # By hand

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
+from specdec_exporter.baseline import Baseline, BaselineError
 from specdec_exporter.cost import Acceptance, CostModel, Prediction, Sample, extrapolate, predict
 from specdec_exporter.model import Counters, ScrapeError, Window
 from specdec_exporter.parse import parse
@@ -224,7 +225,7 @@ def _interval(window: Window, start: float, tally: _Tally) -> _Interval | None:
     if not busy or not steps or tokens <= 0 or seconds <= 0:
         return None
     tally.count(increase, tokens)
-    prefill, engine_steps = _prefill_tokens(increase), getattr(increase, "engine_steps", None)
+    prefill, engine_steps = _prefill_tokens(increase), increase.engine_steps
     return _Interval(
         k=window.num_speculative_tokens,
         start=start,
@@ -239,8 +240,7 @@ def _interval(window: Window, start: float, tally: _Tally) -> _Interval | None:
 
 def _prefill_tokens(increase: Counters) -> float | None:
     """Prompt tokens that were computed; None where the page does not tell."""
-    prompt: float | None = getattr(increase, "prompt_tokens", None)
-    cached: float | None = getattr(increase, "cached_prompt_tokens", None)
+    prompt, cached = increase.prompt_tokens, increase.cached_prompt_tokens
     return None if prompt is None or cached is None else max(0.0, prompt - cached)
 
 
@@ -285,14 +285,15 @@ def with_baseline(recorded: Recorded, text: str) -> Recorded:
         RecordingError: the text is no baseline.
     """
     try:
-        points = [
-            (float(point["decode_concurrency"]), float(point["tpot_seconds"]))
-            for point in json.loads(text)["points"]
-        ]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        points = []
-    if not points or not all(0 < value < math.inf for point in points for value in point):
-        raise RecordingError("no baseline; make one with `specdec-exporter calibrate`")
+        baseline = Baseline.from_json(text)
+    except BaselineError as error:
+        raise RecordingError(str(error)) from error
+    if baseline.model_name != recorded.model_name:
+        raise RecordingError(
+            f"the baseline is of model {baseline.model_name!r}, "
+            f"and the recordings are of {recorded.model_name!r}"
+        )
+    points = [(point.decode_concurrency, point.tpot_seconds) for point in baseline.points]
     costs = CostModel(tuple(cell for cell in recorded.costs.cells if cell.k > 0))
     for c, tpot in points:
         costs = costs.observe(Sample(0, _BASELINE_START, 1.0, c, tpot))
