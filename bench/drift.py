@@ -398,7 +398,7 @@ class Effort:
     adwin_changes: int
 
 
-FULL = Effort(months=30, repeats=6, adwin_months=8, adwin_changes=20)
+FULL = Effort(months=24, repeats=6, adwin_months=8, adwin_changes=20)
 QUICK = Effort(months=5, repeats=2, adwin_months=3, adwin_changes=5)
 
 

@@ -169,8 +169,11 @@ def test_killed_at_200_random_moments_a_change_is_finished_or_undone_by_the_next
         where = check_after_the_kill(bed, trial)
         if where in ("ended", "back: ended"):
             late += 1
-            assert late < KILLS, "the changes take less time than they did"
+            assert late < KILLS, "the moments do not fall into the change"
+            # A machine that others use is not always as fast.
+            whole *= 0.9
             continue
+        whole *= 1.02
         found[where] += 1
         if chance.random() < 0.3:
             bed.run(Trial(kept, killed_after=chance.uniform(0, 0.5 * whole)))

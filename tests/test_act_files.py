@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -196,7 +197,7 @@ def test_a_second_process_is_told_who_acts_until_that_one_is_killed(config: Path
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        lock = ControllerLock(path)
+        lock = ControllerLock(path, patience=0.1)
         with pytest.raises(Refused, match=rf"process {holder.pid} acts on this deployment"):
             lock.acquire()
         holder.kill()
@@ -210,8 +211,19 @@ def test_a_lock_outlasts_the_replacing_of_its_file(config: Path) -> None:
         files.replace(files.read(config), "spec-tokens: 1\n")
         lock.acquire()
         with pytest.raises(Refused, match=f"process {os.getpid()}"):
-            ControllerLock(beside(config)).acquire()
+            ControllerLock(beside(config), patience=0).acquire()
     ControllerLock(beside(config)).acquire()
+
+
+def test_a_lock_that_is_given_back_soon_is_waited_for(config: Path) -> None:
+    held = ControllerLock(beside(config))
+    held.acquire()
+    timer = threading.Timer(0.2, held.release)
+    timer.start()
+    with pytest.raises(Refused):
+        ControllerLock(beside(config), patience=0).acquire()
+    ControllerLock(beside(config), patience=60).acquire()
+    timer.join()
 
 
 def test_one_file_by_two_names_has_one_lock(config: Path) -> None:

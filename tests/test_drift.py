@@ -411,7 +411,6 @@ def test_the_variance_of_a_reference_is_that_of_long_sums() -> None:
     independent = learned(random.Random(15), 2.0)
     within = 0.47 + 3 * 0.24 - 0.71**2
     assert independent.accepted_variance == (pytest.approx(within, rel=0.2),) * 2
-    assert independent.accepted_variance[0] == independent.accepted_variance[1]
     assert independent.first_variance == (pytest.approx(0.47 * 0.53, rel=0.2),) * 2
     # A shift that lasts for half an hour: by hand, blocks that long see all of it, shorter ones too.
     chance = random.Random(16)

@@ -69,8 +69,8 @@ class Reference:
     position_acceptance_ratio: tuple[float, ...]
     """Mean over drafts, of position 0 first; there may be fewer than k."""
     accepted_variance: tuple[float, float]
-    """Variance of a sum of accepted tokens per draft in it, over 16 minutes and over an hour; the
-    second is the first where it is not larger by more than chance."""
+    """Variance of a sum of accepted tokens per draft in it, over 16 minutes, and over an hour where
+    that is more."""
     first_variance: tuple[float, float]
     """The same of position 0 alone."""
     accepted_cycle: tuple[float, ...] = ()
@@ -321,9 +321,8 @@ class Chart:
     allowance: float
     """The fall, or more where the reference itself is no better known: √(fall² + (2 errors)²)."""
     share: float
-    """Of the false alarms. Together they are more than 1: the formula of `set_threshold` counts
-    more alarms than there are, since what requests have in common smooths the sums, and the charts
-    mostly alarm together. In the worlds of `make bench-drift` it comes to about 1."""
+    """Of the false alarms. Together they are more than 1: the charts mostly alarm together, and the
+    formula of `set_threshold` counts more than there are where requests outlive scrapes."""
     threshold: float = math.inf
     missing: float = 0.0
     since: float | None = None
@@ -405,7 +404,7 @@ class Detector:
         mean, first = reference.mean_accepted, reference.position_acceptance_ratio[0]
         accepted_short, accepted_long = reference.accepted_variance
         self.charts = [
-            _chart("slow", reference, mean, accepted_long, fall=0.05, share=2.0),
+            _chart("slow", reference, mean, accepted_long, fall=0.05, share=1.0),
             _chart("fast", reference, mean, accepted_short, fall=0.20, share=0.5),
             _chart("first", reference, first, reference.first_variance[1], fall=0.05, share=0.3),
         ]
@@ -607,11 +606,7 @@ def _fit(
     long = _block_variance(drafts, residuals, _LONG_BINS, fitted)
     if short is None:
         return cycle, (assumed_variance, assumed_variance)
-    if long is None:
-        return cycle, (short, max(short, assumed_variance))
-    # Of so few long blocks the variance is known to √(4/3 · width / n); less is no difference.
-    beyond = 1.0 + 2.0 * math.sqrt(4.0 / 3.0 * _LONG_BINS / len(drafts))
-    return cycle, (short, long if long > beyond * short else short)
+    return cycle, (short, max(short, assumed_variance if long is None else long))
 
 
 def _block_variance(

@@ -11,11 +11,14 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from specdec_exporter.act.errors import Refused
+
+_RETRY_SECONDS = 0.05
 
 
 def beside(file: Path) -> Path:
@@ -33,14 +36,20 @@ class ControllerLock:
     """Held from `acquire` to `release`, or to the end of the process.
 
     The file stays behind: removing it would let two processes hold locks on two files of one name.
+
+    Args:
+        path: of the lock file.
+        patience: seconds to wait for another process. A command that was being started when the
+            exporter was killed has the lock until it is loaded, and whoever comes at once meets it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, patience: float = 2.0) -> None:
         self.path = path
+        self._patience = patience
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
-        """Take the lock; does nothing where it is held by this object already.
+        """Take the lock; does nothing where it is held by this object already. It may block.
 
         Raises:
             Refused: another process holds it, or there can be no such file.
@@ -52,7 +61,7 @@ class ControllerLock:
         except OSError as error:
             raise Refused(f"{self.path}: cannot be locked ({error.strerror})") from error
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock(descriptor)
         except OSError as error:
             owner = os.pread(descriptor, 20, 0).decode(errors="replace").strip()
             os.close(descriptor)
@@ -63,6 +72,16 @@ class ControllerLock:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._descriptor = descriptor
+
+    def _lock(self, descriptor: int) -> None:
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(_RETRY_SECONDS)
 
     def release(self) -> None:
         """Give the lock back; does nothing where it is not held."""
