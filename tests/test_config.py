@@ -22,6 +22,7 @@ from specdec_exporter.config import (
 )
 from specdec_exporter.duration import parse_duration
 from specdec_exporter.thresholds import Thresholds
+from specdec_exporter.tuner_settings import TunerSettings
 
 Write = Callable[[str | bytes], Path]
 
@@ -71,6 +72,8 @@ EACH = [
     ("variance_inflation", "2.5", "2.5", 2.5),
     ("allowed_hosts", "[a.example, b.example]", "a.example,b.example", ("a.example", "b.example")),
     ("admin_token", "hunter2", "hunter2", None),
+    ("tuner", "{mode: apply}", '{"mode": "apply"}', TunerSettings(mode="apply")),
+    ("state_file", "/var/lib/specdec.db", "/var/lib/specdec.db", Path("/var/lib/specdec.db")),
     ("rules", "{min_drafts: 3}", '{"min_drafts": 3}', Thresholds(min_drafts=3)),
     ("log_level", "debug", "debug", "debug"),
 ]
@@ -154,7 +157,8 @@ def test_an_unknown_key_names_the_nearest_one_and_its_line_at_the_top_and_inside
     assert sorted(mistakes(file)) == [
         "specdec.yml:1: inteval: no such setting; did you mean interval?",
         "specdec.yml:5: nmae: no such setting; did you mean name?",
-        "specdec.yml:6: zzz: no such setting; there are labels, metric_prefix, name, url",
+        "specdec.yml:6: zzz: no such setting; there are actuator, baseline, labels, "
+        "metric_prefix, name, reference, revision, role, url",
     ]
 
 
