@@ -18,6 +18,8 @@ def main(folder: str, port: int) -> None:
     os.chdir(folder)
     with open("restart.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.exists("closed"):
+            return
         try:
             with open("pid") as file:
                 os.kill(int(file.read()), 9)

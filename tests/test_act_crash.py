@@ -5,6 +5,7 @@ Real processes change a real file under a server that reads it at start, and are
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import signal
@@ -70,7 +71,10 @@ class Bed:
     def __exit__(self, *exception: object) -> None:
         self._trials.communicate()
         self._http.close()
-        with suppress(OSError, ValueError):
+        with (self.folder / "restart.lock").open("w") as lock, suppress(OSError, ValueError):
+            # A command that outlived its exporter may still wait to start a server.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            (self.folder / "closed").touch()
             os.kill(int((self.folder / "pid").read_text()), signal.SIGKILL)
 
     def run(self, trial: Trial) -> bool:
