@@ -105,6 +105,25 @@ def through_json(values: dict[str, Any]) -> dict[str, Any]:
 # Recordings
 
 
+def test_a_learned_reference_without_a_day_in_it_is_watched_for_large_falls_only() -> None:
+    flat = configured(TWO, (0.47, 0.24), taken_at=0.0, variance_inflation=13.0)
+    assert not flat.is_provisional
+    learned = replace(flat, source="learned")
+    assert learned.is_provisional
+    watched = Detector(learned)
+    assert [chart.name for chart in watched.charts] == ["fast"]
+    assert Detector.from_dict(learned, watched.to_dict()).charts == watched.charts
+    for hour in range(24):
+        # A daily cycle of 5 %: no fall, whatever the hour.
+        share = 1.0 + 0.05 * math.cos(2 * math.pi * hour / 24)
+        for minute in range(60):
+            counts = (0.47 * share * 1200, 0.24 * share * 1200)
+            watched.add(3600.0 * hour + 60.0 * minute, Interval(60.0, 1200.0, counts))
+    assert watched.incident is None
+    watched.add(90_000.0, Interval(600.0, 12_000.0, (0.2 * 12_000, 0.05 * 12_000)))
+    assert watched.incident is not None
+
+
 def test_a_real_drift_is_found_within_five_seconds_and_not_before_it_came() -> None:
     begin, intervals = recorded("vllm-0.32-cpu/series_draft-real-k4.jsonl")
     first = [(t, interval) for t, interval in intervals if t - begin < 15.01]
@@ -257,7 +276,7 @@ def test_a_day_like_the_learned_ones_is_no_drift_and_only_the_learned_cycle_make
     assert reference.expected(peak) == pytest.approx((sum(want), want[0]), rel=0.01)
     week = list(traffic(chance, MONDAY + 7 * DAY_SECONDS, 7 * DAY_SECONDS, daily(0.08)))
     assert feed(Detector(reference), iter(week)) is None
-    flat = replace(reference, accepted_cycle=(), first_cycle=())
+    flat = replace(reference, source="recorded", accepted_cycle=(), first_cycle=())
     assert feed(Detector(flat), iter(week)) is not None
 
 

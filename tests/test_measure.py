@@ -223,3 +223,14 @@ def test_the_pasts_that_are_kept_are_bounded() -> None:
         meter.add(snapshot(20.0 * i, counters(1), model_name=f"m{i}", start=10.0 * i))
         meter.add(snapshot(20.0 * i + 5, counters(2), model_name=f"m{i}", start=10.0 * i))
     assert len(meter._references) == 16
+
+
+def test_what_was_drafted_since_the_last_scrape_is_told_unless_drafts_vary_in_length() -> None:
+    meter = Meter((300.0,), 13.0)
+    assert meter.add(snapshot(0.0, counters(100, (47, 24))))[0].interval.drafts == 0
+    (even,) = meter.add(snapshot(5.0, counters(200, (94, 48))))
+    assert (even.model_name, even.num_speculative_tokens) == ("m", 2)
+    assert even.interval.drafts == 100
+    assert even.interval.per_position == (47, 24)
+    (short,) = meter.add(snapshot(10.0, counters(300, (110, 50), draft_tokens=400 + 120)))
+    assert short.interval.drafts == 0

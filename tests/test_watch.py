@@ -91,10 +91,10 @@ def test_the_reference_is_fitted_to_two_days_and_to_seven_and_never_again() -> N
 
 def test_a_slow_decline_that_has_begun_is_not_taken_for_normal_by_a_new_fit() -> None:
     watch = learning()
-    fed(watch, 0.0, 6 * HOUR)
+    fed(watch, 0.0, 3 * DAY)
     taken = status(watch).reference_taken_at
-    for hour in range(6, 60):
-        share = 1.0 - 0.004 * (hour - 6)
+    for hour in range(72, 7 * 24 + 12):
+        share = max(0.7, 1.0 - 0.004 * (hour - 72))
         fed(watch, hour * HOUR, (hour + 1) * HOUR, (0.47 * share, 0.24 * share))
     assert status(watch).reference_taken_at == taken
     assert status(watch).incident is not None

@@ -85,6 +85,14 @@ class Reference:
     """Mean over that time."""
 
     @property
+    def is_provisional(self) -> bool:
+        """Learned of so short a time that it does not know the day.
+
+        A daily cycle of ± 5 % would pass for a small fall every day, but not for a large one.
+        """
+        return self.source == "learned" and not self.accepted_cycle
+
+    @property
     def mean_accepted(self) -> float:
         """E[J], accepted tokens per draft at the positions it knows."""
         return sum(self.position_acceptance_ratio)
@@ -387,8 +395,9 @@ class Chart:
 class Detector:
     """Compares what a target accepts with its reference, one scrape interval after the other.
 
-    Three charts: J and a small fall, J and a large one, position 0 and a small one. An incident
-    latches: it stays, and nothing more is taken in, until acknowledged.
+    Three charts: J and a small fall, J and a large one, position 0 and a small one; against a
+    provisional reference the large one alone. An incident latches: it stays, and nothing more is
+    taken in, until acknowledged.
 
     Args:
         reference: what acceptance should be.
@@ -408,6 +417,8 @@ class Detector:
             _chart("fast", reference, mean, accepted_short, fall=0.20, share=0.5),
             _chart("first", reference, first, reference.first_variance[1], fall=0.05, share=0.3),
         ]
+        if reference.is_provisional:
+            self.charts = [chart for chart in self.charts if chart.name == "fast"]
         self._seconds_per_alarm = MONTH_SECONDS / false_alarms_per_month
         self._drafts = self._seconds = 0.0
         self._octave: int | None = None

@@ -33,8 +33,15 @@ ChooseBaseline = Callable[[str], tuple[Baseline | None, str]]
 """The baseline of a model, and the words of those that were refused."""
 
 
+EVEN_LENGTH = 0.95
+"""Drafts that are shorter than this share of k on average vary in length."""
+
+
 class Drafted(NamedTuple):
-    """What one model drafted between two scrapes."""
+    """What one model drafted between two scrapes.
+
+    Drafts that vary in length are left out: fewer tokens accepted of fewer drafted is no drift.
+    """
 
     model_name: str
     num_speculative_tokens: int
@@ -137,8 +144,16 @@ class Meter:
         intervals = active_intervals(last)
         for interval in intervals:
             reference.add(interval)
-        drafted = intervals[-1] if intervals else Interval(last.covered_seconds, 0.0, ())
-        return Drafted(*key, drafted)
+        if not intervals or _drafts_vary(last):
+            return Drafted(*key, Interval(last.covered_seconds, 0.0, ()))
+        return Drafted(*key, intervals[-1])
+
+
+def _drafts_vary(window: Window) -> bool:
+    increase = window.increase
+    if not increase.drafts or increase.draft_tokens is None:
+        return False
+    return increase.draft_tokens < EVEN_LENGTH * window.num_speculative_tokens * increase.drafts
 
 
 def _by_model(windows: Iterable[Window]) -> tuple[tuple[Window, ...], ...]:
