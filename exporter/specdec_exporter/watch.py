@@ -3,8 +3,8 @@
 A reference belongs to a model, its k, the engine's version and the user's revision; with another of
 these the target has another acceptance, and another reference. What is configured is used at once.
 Otherwise one is learned: in force from four hours of drafting on, for large falls only until it has
-been fitted again to two days and so knows the day, fitted for the last time to seven, and frozen for
-good after that. This module does arithmetic only; time is an argument.
+been fitted again to two days and knows the day, fitted for the last time to seven, and then frozen
+for good. This module does arithmetic only; time is an argument.
 """
 
 from __future__ import annotations
