@@ -245,10 +245,15 @@ def test_a_lock_that_cannot_be_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_restarted_command_does_not_inherit_the_lock(config: Path) -> None:
+    program = "print(flush=True); input()"
     with (
         ControllerLock(beside(config)),
-        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child,
+        subprocess.Popen(
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as child,
     ):
+        assert child.stdout is not None
+        child.stdout.readline()  # It has started, so that its open files are its own.
         held = os.listdir(f"/proc/{child.pid}/fd") if Path("/proc").is_dir() else []
         names = {os.readlink(f"/proc/{child.pid}/fd/{fd}") for fd in held}
         assert str(beside(config)) not in names
