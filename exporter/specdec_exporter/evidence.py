@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from specdec_exporter.baseline import decode_intervals
 from specdec_exporter.cost import Acceptance
 from specdec_exporter.decide import Evidence
-from specdec_exporter.model import Derived, Gain, Measurement, Window
+from specdec_exporter.measure import EVEN_LENGTH
+from specdec_exporter.model import Derived, Measurement, Window
 
 HOUR_SECONDS = 3600.0
 MOST_LEVELS = 24
@@ -42,7 +43,7 @@ def evidence_of(
     return Evidence(
         observed_k=derived.num_speculative_tokens,
         server_start=server_start,
-        inconclusive=_doubt(now.gain),
+        inconclusive=_doubt(now),
         verdicts=dict(verdicts),
         hour=_acceptance(hour.total),
         window=_acceptance(derived),
@@ -99,7 +100,12 @@ def _acceptance(derived: Derived) -> Acceptance | None:
     return Acceptance(tuple(ratios), tuple(stderrs), derived.drafts or 0.0)
 
 
-def _doubt(gain: Gain | None) -> str:
+def _doubt(measurement: Measurement) -> str:
+    """Why nothing follows from these figures, in words; empty where something does."""
+    derived, gain = measurement.total, measurement.gain
+    length, k = derived.mean_draft_length, derived.num_speculative_tokens
+    if length is not None and length < EVEN_LENGTH * k:
+        return f"drafts vary in length ({length:.2f} of {k} tokens), so positions are lower bounds"
     return gain.reason if gain is not None and gain.inconclusive else ""
 
 
