@@ -22,9 +22,13 @@ from specdec_exporter.expose import (
 from specdec_exporter.loop import Monitor
 from specdec_exporter.model import ExporterStatus, Reason, ScrapeError, TargetStatus
 from specdec_exporter.simulator import SCENARIOS, Scenario, Simulator
+from specdec_exporter.store import Store
+from specdec_exporter.tuner import Tuner
+from specdec_exporter.tuner_settings import TunerSettings
 
 GOLDEN = Path(__file__).parent / "golden"
 DOCS = Path(__file__).parents[1] / "docs" / "metrics.md"
+URL = "http://127.0.0.1:8000"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
@@ -97,6 +101,28 @@ def test_the_healthy_case_is_the_guides() -> None:
 
 def test_a_target_at_k_2_has_at_most_65_series() -> None:
     page = served(monitored(SCENARIOS["healthy"], until=300.0))
+    assert sum(not line.startswith("#") for line in page.splitlines()) <= 65
+
+
+def test_a_target_at_k_2_with_all_that_can_be_known_of_it_has_at_most_65_series() -> None:
+    watched = Target(url=URL, name="demo", baseline=0.005, reference=(0.47, 0.24))
+    monitor = Monitor(watched, Settings(targets=(watched,)))
+    monitor.engine_version = "0.32.0"
+    tuner = Tuner(watched, TunerSettings(), Store(None), clock=lambda: 0.0)
+    simulator = Simulator(SCENARIOS["healthy"], seed=1)
+    for i in range(361):
+        simulator.advance(5.0 * i)
+        monitor.observe(simulator.page(), t=5.0 * i, duration=0.002)
+        if i % 3 == 0:
+            monitor.judge(5.0 * i)
+            tuner.evaluate(monitor.evidence(5.0 * i), 5.0 * i, monitor.baseline_curves())
+    page = served(replace(monitor.status, tuner=tuner.statuses()))
+    assert value(page, "specdec_tpot_gain_ratio", match="concurrency") > 0
+    assert value(page, "specdec_drift_score") < 1
+    assert value(page, "specdec_reference_position_acceptance_ratio", position="1") == 0.24
+    assert value(page, "specdec_recommended_speculative_tokens") in (1, 2, 3)
+    assert value(page, "specdec_predicted_speedup_ratio", k="2") > 1
+    assert value(page, "specdec_autotune_mode", mode="recommend") == 1
     assert sum(not line.startswith("#") for line in page.splitlines()) <= 65
 
 

@@ -346,3 +346,24 @@ def test_a_server_that_does_not_come_back_is_given_its_old_k_and_the_reason_is_k
             assert status.actuation_failures + status.rollbacks == 1
 
     asyncio.run(run())
+
+
+def test_a_workload_that_asks_for_another_k_every_few_minutes_is_told_as_flapping(
+    tmp_path: Path,
+) -> None:
+    async def run() -> None:
+        settings = QUICK.model_copy(update={"mode": "recommend"})
+        async with bench(tmp_path, settings) as made:
+            good = Acceptance((0.9, 0.85, 0.8, 0.75), (0.002,) * 4, 50_000.0)
+            for i in range(40):
+                seen = evidence(4, 1.0, verdicts={})
+                await made.look(replace(seen, window=good if i % 2 else seen.window), 300.0)
+            (told,) = made.tuner.verdicts()
+            assert (told.rule, told.state, told.severity) == ("k_flapping", "firing", "info")
+            assert told.value is not None
+            assert told.value >= settings.flapping_turns
+            for _ in range(100):
+                await made.look(evidence(4, 1.0, verdicts={}), 300.0)
+            assert made.tuner.verdicts() == ()
+
+    asyncio.run(run())

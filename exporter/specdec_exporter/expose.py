@@ -197,17 +197,17 @@ def _tuner_families() -> tuple[Family, ...]:
         state(
             "autotune_actuations_total",
             "Changes of k that were begun.",
-            lambda t: float(t.actuations) if t.can_act else None,
+            lambda t: float(t.actuations) or None,
         ),
         state(
             "autotune_actuation_failures_total",
             "Changes of k that could not be carried out.",
-            lambda t: float(t.actuation_failures) if t.can_act else None,
+            lambda t: float(t.actuation_failures) or None,
         ),
         state(
             "autotune_rollbacks_total",
             "Changes of k that were taken back.",
-            lambda t: float(t.rollbacks) if t.can_act else None,
+            lambda t: float(t.rollbacks) or None,
         ),
         state(
             "autotune_last_change_timestamp_seconds",

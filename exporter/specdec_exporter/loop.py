@@ -433,12 +433,14 @@ class Loop:
 
     def statuses(self) -> tuple[TargetStatus, ...]:
         """What the last cycle found, in the order of the settings."""
-        return tuple(
-            replace(monitor.status, tuner=self._tuners[name].statuses())
-            if name in self._tuners
-            else monitor.status
-            for name, monitor in self._monitors.items()
-        )
+        return tuple(self._status(name) for name in self._monitors)
+
+    def _status(self, name: str) -> TargetStatus:
+        status, tuner = self._monitors[name].status, self._tuners.get(name)
+        if tuner is None:
+            return status
+        verdicts = (*status.verdicts, *tuner.verdicts())
+        return replace(status, tuner=tuner.statuses(), verdicts=verdicts)
 
     def reload(self, settings: Settings) -> None:
         """Put new settings in force; a target that stays as it was keeps what it has counted.

@@ -26,6 +26,7 @@ from specdec_exporter.act.ready import Server
 from specdec_exporter.config import Target
 from specdec_exporter.cost import BaselineCurve
 from specdec_exporter.decide import (
+    K_FLAPPING,
     Block,
     Decision,
     Evidence,
@@ -35,7 +36,8 @@ from specdec_exporter.decide import (
     decide,
     resume,
 )
-from specdec_exporter.model import PredictedSpeedup, TunerStatus
+from specdec_exporter.model import PredictedSpeedup, RuleState, TunerStatus
+from specdec_exporter.model import Verdict as ModelVerdict
 from specdec_exporter.store import Store, StoreError
 from specdec_exporter.tuner_settings import TunerSettings
 
@@ -404,6 +406,28 @@ class Tuner:
     def statuses(self) -> tuple[TunerStatus, ...]:
         """Of every model that something was decided about."""
         return tuple(self._status(model, d) for model, d in sorted(self._decisions.items()))
+
+    def verdicts(self) -> tuple[ModelVerdict, ...]:
+        """Of a workload that flaps; there is none of one that does not."""
+        return tuple(
+            ModelVerdict(
+                rule=K_FLAPPING,
+                model_name=model,
+                state=RuleState.FIRING,
+                since=self._states[model].turns[0] if self._states[model].turns else None,
+                severity="info",
+                value=float(len(self._states[model].turns)),
+                threshold=float(self._settings.flapping_turns),
+                stderr=None,
+                drafts=None,
+                summary="The workload asks for another k again and again.",
+                advice="Give the kinds of traffic servers of their own, or settle for the k that "
+                "serves most of it.",
+                inhibited_by=None,
+            )
+            for model, decision in sorted(self._decisions.items())
+            if K_FLAPPING in decision.info
+        )
 
     def _status(self, model: str, decision: Decision) -> TunerStatus:
         state = self._states.get(model, TunerState())
