@@ -23,8 +23,8 @@ test: $(STAMP) ## fetch Prometheus and vLLM, lint, and run all tests
 
 checks: $(STAMP)
 	@$(MAKE) --no-print-directory lint programs
-	$(PYTHON) -m pytest --ignore=tests/real --cov --numprocesses=2 --dist=loadfile
-	$(PYTHON) -m pytest tests/real
+	$(PYTHON) -m pytest -m "not clock" --cov --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+	$(PYTHON) -m pytest -m clock
 
 lint: $(STAMP) ## ruff, mypy and the layers
 	$(VENV)/bin/ruff check .

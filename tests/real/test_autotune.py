@@ -238,7 +238,7 @@ def calibrated(start: Start, folder: Path) -> Path:
     with start("llama-target", None) as server:
         done = subprocess.run(
             [
-                *(COMMAND, "calibrate", "--url", server.url, "--concurrency", "1,2,4"),
+                *(COMMAND, "calibrate", "--url", server.url, "--concurrency", "1,2"),
                 *("--duration", "12s", "--max-tokens", str(MAX_TOKENS), "--prompts", str(prompts)),
                 *("--out", str(file)),
             ],

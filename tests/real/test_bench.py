@@ -32,7 +32,7 @@ from tests.real.vllm_bed import (
     random_word_prompts,
 )
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.clock, pytest.mark.slow]
 
 PAIRS = 24
 ROUNDS = 3

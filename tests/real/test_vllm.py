@@ -36,7 +36,7 @@ from tests.real.vllm_bed import (
     run_load,
 )
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.clock, pytest.mark.slow]
 
 SYNTHETIC_RATES = (0.47, 0.24)
 """The acceptance that Google's Gemma 4 guide reports at k = 2."""
