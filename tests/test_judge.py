@@ -235,7 +235,7 @@ def test_drafting_has_stalled_only_at_a_load_that_was_drafted_at_within_a_day() 
     court = Court()
     court.hear(HEALTHY)
     assert court.hear(idle, 6)["drafting_stalled"].state is RuleState.FIRING
-    busier = idle | {"decode_concurrency": 6.0}
+    busier = idle | {"decode_concurrency": 5.0}
     court = Court()
     court.hear(HEALTHY)
     assert court.hear(busier, 6)["drafting_stalled"].state is RuleState.INACTIVE

@@ -229,6 +229,18 @@ def test_a_pause_holds_at_once_and_outlives_the_process(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_pause_before_anything_is_known_holds_too(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with bench(tmp_path) as made:
+            made.tuner.pause("alice")
+            for _ in range(4):
+                await made.look(evidence(4, 1.0))
+            assert made.tuner.statuses()[0].paused == "paused by alice"
+            assert made.k == 4
+
+    asyncio.run(run())
+
+
 def test_a_change_by_somebody_else_is_respected_and_told(tmp_path: Path) -> None:
     async def run() -> None:
         async with bench(tmp_path) as made:

@@ -78,7 +78,6 @@ def test_without_a_baseline_it_says_that_it_does_not_know() -> None:
         ("broken-drafter", 400.0, "bad", "Drafter broken: position 0 at "),
         ("position-1-collapse", 1200.0, "bad", "k too deep: position 1 at 10 %"),
         ("no-speculation", 100.0, "quiet", "Speculation is off"),
-        ("drafting-stalled", 900.0, "bad", "Tokens are generated without drafts"),
     ],
 )
 def test_what_fires_comes_before_the_figures(

@@ -25,8 +25,6 @@ from specdec_exporter.thresholds import Thresholds
 
 BOUND = 1.645
 """Standard errors to a one-sided 95 % bound."""
-_SLOWER = 1.25
-"""Without drafts the same traffic takes longer, so more requests are in decode."""
 POSITIONS = 16
 """Positions that the variance of the accepted count is summed over."""
 
@@ -395,7 +393,7 @@ def rule_table(settings: RuleSettings) -> tuple[Rule, ...]:
             threshold=Number(0.0),
             applies=(K >= 1) & GREATEST_DRAFTING_CONCURRENCY,
             conclusive=DECODE_STEPS >= t.drafting_stalled.min_steps,
-            met=(DRAFTS <= 0) & (DECODE_CONCURRENCY <= _SLOWER * GREATEST_DRAFTING_CONCURRENCY),
+            met=(DRAFTS <= 0) & (DECODE_CONCURRENCY <= GREATEST_DRAFTING_CONCURRENCY),
             inhibited_by=("target_down",),
             is_ratio=False,
         ),

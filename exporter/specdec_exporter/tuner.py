@@ -91,6 +91,7 @@ class Tuner:
         self._progress: Progress | None = None
         self._lock: ControllerLock | None = None
         self._locked_out = ""
+        self._paused = ""
         self._last_change: Change | None = None
         self._restore()
 
@@ -153,7 +154,7 @@ class Tuner:
         """
         for model, seen in evidence.items():
             seen = replace(seen, verdicts={**seen.verdicts, **self._fresh_external(now)})
-            before = self._states.get(model, TunerState())
+            before = self._states.get(model, TunerState(paused=self._paused))
             state, decision = decide(before, seen, now, self._settings, baselines.get(model))
             self._states[model] = state
             self._decisions[model], self._evidence[model] = decision, seen
@@ -317,7 +318,8 @@ class Tuner:
     # What people and other programs ask for
 
     def pause(self, who: str) -> None:
-        """Hold everything at once, until somebody resumes."""
+        """Hold everything at once, what is not known yet too, until somebody resumes."""
+        self._paused = f"paused by {who}"
         for model in self._known_models():
             self._pause(model, f"paused by {who}")
         self._audit("paused", None, outcome=who)
@@ -327,6 +329,7 @@ class Tuner:
 
     def resume(self, who: str) -> None:
         """Go on deciding."""
+        self._paused = ""
         for model in self._known_models():
             state = self._states.get(model, TunerState())
             self._states[model] = replace(

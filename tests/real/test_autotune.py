@@ -259,10 +259,10 @@ def test_drifted_traffic_shrinks_k_on_a_real_server_and_a_bad_k_goes_back_by_its
         exporter(tmp_path, port, file, pid, baseline) as evening,
         Traffic(f"http://127.0.0.1:{port}") as traffic,
     ):
-        evening.tell("Code prompts, k = 4 in the file.")
-        evening.until("the exporter sees k = 4", lambda: evening.tuner().get("observed_k") == 4)
-        evening.tell("Somebody pauses the tuner, and the prompts turn to random words.")
         evening.post("pause")
+        evening.tell("Code prompts, k = 4 in the file, and the tuner is paused.")
+        evening.until("the exporter sees k = 4", lambda: evening.tuner().get("observed_k") == 4)
+        evening.tell("The prompts turn to random words.")
         traffic.kind = random_word_prompts
         turned = time.monotonic()
         evening.until("it was seen for a while", lambda: len(traffic.rounds_since(turned)) >= 3)
