@@ -9,7 +9,7 @@ STAMP := $(VENV)/.made-with-$(notdir $(PYTHON3))
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test checks lint programs vllm bench bench-tuner bench-drift docs lock clean
+.PHONY: help demo test test-long checks lint programs vllm bench bench-tuner bench-drift docs lock clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -23,7 +23,7 @@ test: $(STAMP) ## fetch Prometheus and vLLM, lint, and run all tests
 
 checks: $(STAMP)
 	@$(MAKE) --no-print-directory lint programs
-	$(PYTHON) -m pytest -m "not clock" --cov --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+	$(PYTHON) -m pytest -m "not clock and not long" --cov --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 	$(PYTHON) -m pytest -m clock
 
 lint: $(STAMP) ## ruff, mypy and the layers
@@ -33,6 +33,9 @@ lint: $(STAMP) ## ruff, mypy and the layers
 	$(VENV)/bin/lint-imports --no-logo
 
 # A program that cannot be had is told of here; its tests are skipped, or fail where CI is set.
+test-long: $(STAMP) vllm ## run what takes minutes on a real vLLM: calibrate, and an evening of tuning
+	$(PYTHON) -m pytest -s -m long
+
 programs: $(STAMP)
 	@$(PYTHON) -m tests.real.debian prometheus prometheus-alertmanager || :
 

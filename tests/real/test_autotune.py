@@ -35,7 +35,7 @@ from tests.real.vllm_bed import (
     serve_arguments,
 )
 
-pytestmark = [pytest.mark.vllm, pytest.mark.clock, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.slow]
 
 COMMAND = str(Path(sys.executable).with_name("specdec-exporter"))
 TOKEN = "let me"

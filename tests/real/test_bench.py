@@ -34,7 +34,7 @@ from tests.real.vllm_bed import (
 
 pytestmark = [pytest.mark.vllm, pytest.mark.clock, pytest.mark.slow]
 
-PAIRS = 24
+PAIRS = 12
 ROUNDS = 3
 TOLERANCE = 0.03
 """Of the median ratio of the two clocks. A machine that is busy with other things moves single ratios by

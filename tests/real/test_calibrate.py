@@ -20,7 +20,7 @@ from specdec_exporter.baseline import Baseline
 from tests.real.conftest import Start
 from tests.real.vllm_bed import MODEL_NAME, VllmServer, code_prompts, run_load
 
-pytestmark = [pytest.mark.vllm, pytest.mark.clock, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.slow]
 
 COMMAND = Path(sys.executable).with_name("specdec-exporter")
 ENVIRON = {k: v for k, v in os.environ.items() if not k.startswith("SPECDEC_")}
