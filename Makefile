@@ -32,10 +32,10 @@ lint: $(STAMP) ## ruff, mypy and the layers
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-logo
 
-# A program that cannot be had is told of here; its tests are skipped, or fail where CI is set.
 test-long: $(STAMP) vllm ## run what takes minutes on a real vLLM: calibrate, and an evening of tuning
 	$(PYTHON) -m pytest -s -m long
 
+# A program that cannot be had is told of here; its tests are skipped, or fail where CI is set.
 programs: $(STAMP)
 	@$(PYTHON) -m tests.real.debian prometheus prometheus-alertmanager || :
 
