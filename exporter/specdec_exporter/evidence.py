@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from specdec_exporter.baseline import decode_intervals
 from specdec_exporter.cost import Acceptance
 from specdec_exporter.decide import Evidence
-from specdec_exporter.measure import EVEN_LENGTH
-from specdec_exporter.model import Derived, Measurement, Window
+from specdec_exporter.model import EVEN_LENGTH, Derived, Measurement, Window
 
 HOUR_SECONDS = 3600.0
 MOST_LEVELS = 24

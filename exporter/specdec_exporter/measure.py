@@ -13,6 +13,7 @@ from specdec_exporter.baseline import Baseline
 from specdec_exporter.derive import derive
 from specdec_exporter.gain import net_gain
 from specdec_exporter.model import (
+    EVEN_LENGTH,
     EngineTotals,
     Gain,
     Measurement,
@@ -31,10 +32,6 @@ MOST_REFERENCES = 16
 
 ChooseBaseline = Callable[[str], tuple[Baseline | None, str]]
 """The baseline of a model, and the words of those that were refused."""
-
-
-EVEN_LENGTH = 0.95
-"""Drafts that are shorter than this share of k on average vary in length."""
 
 
 class Drafted(NamedTuple):

@@ -109,6 +109,9 @@ class Counters:
         )
 
 
+EVEN_LENGTH = 0.95
+"""Drafts that are shorter than this share of k on average vary in length."""
+
 SCALARS = tuple(f.name for f in fields(Counters) if f.name != "accepted_per_position")
 """The names of the counters that are one number each."""
 

@@ -21,6 +21,7 @@ from specdec_exporter.expression import (
     maximum,
     minimum,
 )
+from specdec_exporter.model import EVEN_LENGTH
 from specdec_exporter.thresholds import Thresholds
 
 BOUND = 1.645
@@ -152,7 +153,7 @@ def rule_table(settings: RuleSettings) -> tuple[Rule, ...]:
     inflation = settings.variance_inflation
     enough = DRAFTS >= t.min_drafts
     # Deeper positions of drafts that vary in length are lower bounds, which nothing follows from.
-    even_length = enough & (DRAFT_LENGTH >= 0.95 * K)
+    even_length = enough & (DRAFT_LENGTH >= EVEN_LENGTH * K)
 
     def proportion_stderr(p: Expression) -> Expression:
         variance = Function("clamp_min", p * (1 - p), 0.0)

@@ -158,7 +158,7 @@ class Tuner:
             state, decision = decide(before, seen, now, self._settings, baselines.get(model))
             self._states[model] = state
             self._decisions[model], self._evidence[model] = decision, seen
-            self._tell(model, before, state, decision, now)
+            self._tell(model, decision, now)
             self._settle(before, state, decision)
             if decision.kind in (Kind.CHANGE, Kind.ROLLBACK):
                 self._act(model, decision, seen, now)
@@ -170,9 +170,7 @@ class Tuner:
             if one.firing and now - one.at < KEEP_VERDICTS_SECONDS
         }
 
-    def _tell(
-        self, model: str, before: TunerState, state: TunerState, decision: Decision, now: float
-    ) -> None:
+    def _tell(self, model: str, decision: Decision, now: float) -> None:
         """Write down what is new: another kind of decision, or a pause."""
         told = f"{decision.kind} {decision.from_k} {decision.to_k}"
         if self._told.get(model) == told:
