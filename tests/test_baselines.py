@@ -42,7 +42,7 @@ def driven(scenario: Scenario, seconds: float, seed: int = 1, version: str = "0.
 
 def test_sources_are_preferred_as_peer_measured_observed_static() -> None:
     observed = driven(PLAIN, 600.0).baselines
-    observed.measured, observed.static_seconds = MEASURED, 0.004
+    observed.measured, observed.static_seconds = (MEASURED,), 0.004
     observed.peers = {MODEL: replace(MEASURED, source="peer", taken_at=600.0)}
     found = []
     for _ in range(4):
@@ -53,11 +53,11 @@ def test_sources_are_preferred_as_peer_measured_observed_static() -> None:
         if chosen.source == "peer":
             observed.peers = {}
         elif chosen.source == "measured":
-            observed.measured = None
+            observed.measured = ()
         else:
-            observed = Baselines(None, 0.004)
+            observed = Baselines((), 0.004)
     assert found == ["peer", "measured", "observed", "static"]
-    assert Baselines(None, None).choose(MODEL, "", 0.0) == (None, "")
+    assert Baselines((), None).choose(MODEL, "", 0.0) == (None, "")
 
 
 def test_what_is_seen_without_speculation_is_a_baseline_when_there_is() -> None:

@@ -372,6 +372,14 @@ def conditions(counted: Counters) -> Conditions:
     )
 
 
+def prefill_tokens_per_engine_step(counted: Counters) -> float | None:
+    """Prompt tokens computed in a step of the engine; None where the server does not tell."""
+    prompt, cached = counted.prompt_tokens, counted.cached_prompt_tokens
+    if prompt is None or cached is None or not counted.engine_steps:
+        return None
+    return max(0.0, prompt - cached) / counted.engine_steps
+
+
 def learn(
     tracks: Iterable[Sequence[Point]],
     *,

@@ -21,11 +21,11 @@ class Baselines:
     """All baselines of one target.
 
     Args:
-        measured: by `calibrate`, or None.
+        measured: by `calibrate` or a sweep.
         static_seconds: TPOT that is known, whatever the load; or None.
     """
 
-    def __init__(self, measured: Baseline | None, static_seconds: float | None) -> None:
+    def __init__(self, measured: tuple[Baseline, ...], static_seconds: float | None) -> None:
         self.measured = measured
         self.static_seconds = static_seconds
         self.peers: Mapping[str, Baseline] = {}
@@ -55,7 +55,9 @@ class Baselines:
         self, model_name: str, engine_version: str, now: float
     ) -> tuple[Baseline | None, str]:
         """The best one for a model on an engine of this version, and why others were refused."""
-        candidates = [b for b in (self.peers.get(model_name), self.measured) if b is not None]
+        candidates = list(self.measured)
+        if (peer := self.peers.get(model_name)) is not None:
+            candidates.append(peer)
         candidates += [b for (model, _), b in self._curves.items() if model == model_name]
         if self.static_seconds is not None:
             candidates.append(static(model_name, self.static_seconds, now))

@@ -127,6 +127,8 @@ class Target(BaseModel):
     """`baseline`: a replica without speculation, by which others of its model are measured."""
     baseline: float | Path | None = None
     """TPOT without speculation: a file of `calibrate`, or one duration for any load."""
+    sweep: Path | None = None
+    """The `sweep.json` of a `bench sweep` on this hardware: what each k costs, and a baseline."""
 
     @field_validator("baseline", mode="before")
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from specdec_exporter.baseline import decode_intervals
+from specdec_exporter.baseline import decode_intervals, prefill_tokens_per_engine_step
 from specdec_exporter.cost import Acceptance
 from specdec_exporter.decide import Evidence
 from specdec_exporter.model import EVEN_LENGTH, Derived, Measurement, Window
@@ -51,7 +51,7 @@ def evidence_of(
         decode_concurrency=None if concurrency is None else concurrency / engines,
         step_seconds=derived.step_seconds,
         tokens_per_step=derived.tokens_per_step,
-        prefill_tokens_per_step=_prefill(now),
+        prefill_tokens_per_step=prefill_tokens_per_engine_step(counted),
         decode_throughput=(
             None
             if tokens is None or not derived.covered_seconds
@@ -106,13 +106,3 @@ def _doubt(measurement: Measurement) -> str:
     if length is not None and length < EVEN_LENGTH * k:
         return f"drafts vary in length ({length:.2f} of {k} tokens), so positions are lower bounds"
     return gain.reason if gain is not None and gain.inconclusive else ""
-
-
-def _prefill(measurement: Measurement) -> float | None:
-    """Prompt tokens computed per step of the engine; None where the server does not tell."""
-    counted = measurement.increase
-    if counted.prompt_tokens is None or counted.cached_prompt_tokens is None:
-        return None
-    if not counted.engine_steps:
-        return None
-    return max(0.0, counted.prompt_tokens - counted.cached_prompt_tokens) / counted.engine_steps

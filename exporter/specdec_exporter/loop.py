@@ -27,7 +27,7 @@ from specdec_exporter.judge import Facts, Judge, facts
 from specdec_exporter.measure import Drafted, Meter
 from specdec_exporter.model import Measurement, Reason, ScrapeError, TargetStatus
 from specdec_exporter.parse import parse
-from specdec_exporter.references import baselines, check, configure
+from specdec_exporter.references import baselines, check, configure, sweep
 from specdec_exporter.rules import rule_table
 from specdec_exporter.scrape import fetch, fetch_version, new_client
 from specdec_exporter.store import Store, StoreError
@@ -403,15 +403,16 @@ class Loop:
         self._leaving: list[Tuner] = []
         self._monitors = {t.name: self._monitor(t, settings) for t in settings.targets}
         self._tuners = {
-            t.name: tuner
-            for t in settings.targets
-            if (tuner := self._tuner(t, settings)) is not None
+            t.name: self._tuner(t, settings) for t in settings.targets if t.role != "baseline"
         }
         self._changed = asyncio.Event()
 
-    def _tuner(self, target: Target, settings: Settings) -> Tuner | None:
-        """None for a baseline, which has no k to be chosen."""
-        return None if target.role == "baseline" else Tuner(target, settings.tuner, self._store)
+    def _tuner(self, target: Target, settings: Settings, old: Tuner | None = None) -> Tuner:
+        tuner = old or Tuner(target, settings.tuner, self._store)
+        tuner.reconfigure(target, settings.tuner)
+        if (learned := sweep(target)) is not None:
+            tuner.teach(learned)
+        return tuner
 
     def _monitor(self, target: Target, settings: Settings) -> Monitor:
         """A new monitor, with what an earlier process knew of the target."""
@@ -464,11 +465,10 @@ class Loop:
     def _retune(self, settings: Settings) -> None:
         old, self._tuners = self._tuners, {}
         for target in settings.targets:
-            if target.role == "baseline":
-                continue
-            tuner = old.pop(target.name, None) or Tuner(target, settings.tuner, self._store)
-            tuner.reconfigure(target, settings.tuner)
-            self._tuners[target.name] = tuner
+            # A baseline has no k to be chosen.
+            if target.role != "baseline":
+                tuner = self._tuner(target, settings, old.pop(target.name, None))
+                self._tuners[target.name] = tuner
         self._leaving += old.values()
 
     def tuner(self, target: str) -> Tuner | None:

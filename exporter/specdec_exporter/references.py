@@ -1,4 +1,4 @@
-"""What is compared with, as files and settings: references of acceptance, and baselines of TPOT."""
+"""What is compared with, as files and settings: references, baselines and sweeps."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from specdec_exporter.baseline import Baseline, BaselineError
 from specdec_exporter.baselines import Baselines
 from specdec_exporter.config import ConfigError, Problem, Settings, Target
 from specdec_exporter.drift import Fingerprint, Reference, configured
+from specdec_exporter.swept import SweepError, Swept, swept
 from specdec_exporter.watch import Configure
 
 
@@ -66,16 +67,48 @@ def read_baseline(file: Path) -> Baseline:
         raise UnusableReference(f"{file}: {error}") from error
 
 
-def baselines(target: Target) -> Baselines:
-    """The baselines that the settings of a target name.
+def read_sweep(file: Path) -> Swept:
+    """Read what `bench sweep` wrote.
+
+    Raises:
+        UnusableReference: there is no such file, or no sweep in it.
+    """
+    try:
+        return swept(json.loads(file.read_bytes()))
+    except OSError as error:
+        raise UnusableReference(f"{file}: {error.strerror}") from error
+    except SweepError as error:
+        raise UnusableReference(f"{file}: {error}") from error
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UnusableReference(f"{file}: not JSON; name a sweep.json of bench sweep") from error
+
+
+def sweep(target: Target) -> Swept | None:
+    """The sweep that the settings of a target name.
 
     Raises:
         ConfigError: the file that they name cannot be used.
     """
-    if not isinstance(target.baseline, Path):
-        return Baselines(None, target.baseline)
+    if target.sweep is None:
+        return None
     try:
-        return Baselines(read_baseline(target.baseline), None)
+        return read_sweep(target.sweep)
+    except UnusableReference as error:
+        raise ConfigError([Problem(f"target {target.name}", f"sweep: {error}")]) from error
+
+
+def baselines(target: Target) -> Baselines:
+    """The baselines that the settings of a target name, that of its sweep among them.
+
+    Raises:
+        ConfigError: a file that they name cannot be used.
+    """
+    learned = sweep(target)
+    measured = [learned.baseline] if learned is not None and learned.baseline is not None else []
+    if not isinstance(target.baseline, Path):
+        return Baselines(tuple(measured), target.baseline)
+    try:
+        return Baselines((*measured, read_baseline(target.baseline)), None)
     except UnusableReference as error:
         raise ConfigError([Problem(f"target {target.name}", f"baseline: {error}")]) from error
 

@@ -39,6 +39,7 @@ from specdec_exporter.decide import (
 from specdec_exporter.model import PredictedSpeedup, RuleState, TunerStatus
 from specdec_exporter.model import Verdict as ModelVerdict
 from specdec_exporter.store import Store, StoreError
+from specdec_exporter.swept import Swept
 from specdec_exporter.tuner_settings import TunerSettings
 
 KEEP_VERDICTS_SECONDS = 4 * 3600.0
@@ -114,6 +115,11 @@ class Tuner:
     def saved(self) -> dict[str, Any]:
         """The state by model, as plain JSON values."""
         return {model: state.to_dict() for model, state in self._states.items()}
+
+    def teach(self, learned: Swept) -> None:
+        """Take in what a sweep has measured, once."""
+        state = self._states.get(learned.model_name, TunerState(paused=self._paused))
+        self._states[learned.model_name] = replace(state, costs=learned.teach(state.costs))
 
     async def resume_change(self) -> None:
         """Finish or undo a change that an earlier process was in the middle of."""

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import pytest
 from rich.console import Console
@@ -28,53 +28,52 @@ from tests.real.vllm_bed import (
     MODELS,
     VllmServer,
     code_prompts,
+    environment,
     free_port,
     random_word_prompts,
 )
 
 pytestmark = [pytest.mark.vllm, pytest.mark.clock, pytest.mark.slow]
 
-PAIRS = 12
-ROUNDS = 3
+TOKENS = 48
+PROMPTS = 6
+"""Of a turn."""
+TURNS = 12
 TOLERANCE = 0.03
-"""Of the median ratio of the two clocks. A machine that is busy with other things moves single ratios by
-half; then there are more rounds, and what is judged is the 95 % interval of the median."""
+"""Of the ratio of the two medians. A machine that is busy with other things moves single turns by half;
+then there are more of them, and what is judged is the 95 % interval of the median turn."""
 
-# The request function of `vllm bench serve` and its formula, in a process that stays: starting the
-# command anew takes longer than what is to be measured, and the machine changes meanwhile.
+# `vllm bench serve` itself, turn by turn in one process: to start it takes longer than what is to be
+# measured, and the machine changes meanwhile.
 THEIRS = """
 import asyncio, json, sys
-import aiohttp
-from vllm.benchmarks.lib.endpoint_request_func import (
-    RequestFuncInput, async_request_openai_chat_completions,
-)
+from vllm.benchmarks.serve import add_cli_args, main_async
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-async def main():
-    async with aiohttp.ClientSession() as session:
-        print(flush=True)
-        while line := await asyncio.to_thread(sys.stdin.readline):
-            asked = json.loads(line)
-            out = await async_request_openai_chat_completions(RequestFuncInput(
-                prompt="", prompt_len=0, output_len=asked["max_tokens"], model=asked["model"],
-                api_url=sys.argv[1] + "/v1/chat/completions", chat_messages=asked["messages"],
-                ignore_eos=True, extra_body={"temperature": 0},
-            ), session)
-            assert out.success, out.error
-            print((out.latency - out.ttft) / (out.output_tokens - 1), flush=True)
-
-asyncio.run(main())
+parser = FlexibleArgumentParser()
+add_cli_args(parser)
+answers, sys.stdout = sys.stdout, sys.stderr
+print(file=answers, flush=True)
+for line in sys.stdin:
+    result = asyncio.run(main_async(parser.parse_args(json.loads(line))))
+    assert not result["failed"], result["errors"]
+    print(json.dumps(result), file=answers, flush=True)
 """
 
 
 class BenchServe:
-    """The client of `vllm bench serve`, one request at a time, alive inside a `with` block."""
+    """`vllm bench serve`, one request at a time, alive inside a `with` block."""
 
-    def __init__(self, venv: Path, url: str) -> None:
+    def __init__(self, venv: Path, url: str, log: Path) -> None:
+        self._url = url
+        self._log = log.open("w")
         self._process = subprocess.Popen(
-            [venv / "bin" / "python", "-c", THEIRS, url],
+            [venv / "bin" / "python", "-c", THEIRS],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._log,
             text=True,
+            env=environment(),
         )
 
     def __enter__(self) -> Self:
@@ -83,17 +82,35 @@ class BenchServe:
 
     def __exit__(self, *_: object) -> None:
         self._process.communicate(timeout=30)
+        self._log.close()
 
-    def tpot_seconds(self, request: dict[str, Any]) -> float:
+    def turn(self, prompts: Path, count: int) -> list[float]:
+        """Seconds per output token of each request, as it counts them; checked to be what it says."""
+        arguments = [
+            *("--backend", "openai-chat", "--endpoint", "/v1/chat/completions"),
+            *("--base-url", self._url, "--model", MODEL_NAME),
+            *("--tokenizer", f"{MODELS}/llama-target", "--skip-chat-template"),
+            *("--dataset-name", "custom", "--dataset-path", f"{prompts}", "--disable-shuffle"),
+            *("--custom-output-len", f"{TOKENS}", "--num-prompts", f"{count}"),
+            *("--max-concurrency", "1", "--temperature", "0", "--ignore-eos"),
+            *("--save-detailed", "--disable-tqdm", "--percentile-metrics", "tpot"),
+        ]
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.write(json.dumps(arguments) + "\n")
         self._process.stdin.flush()
-        return float(self._answer())
+        result = json.loads(self._answer())
+        tpots = [
+            sum(gaps) / (tokens - 1)
+            for gaps, tokens in zip(result["itls"], result["output_lens"], strict=True)
+        ]
+        assert result["output_lens"] == [TOKENS] * count
+        assert statistics.median(tpots) * 1000 == pytest.approx(result["median_tpot_ms"], rel=0.01)
+        return tpots
 
     def _answer(self) -> str:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line, "the client of vLLM has ended"
+        assert line, f"vllm bench serve has ended:\n{Path(self._log.name).read_text()[-2000:]}"
         return line
 
 
@@ -152,47 +169,62 @@ def test_acceptance_by_request_is_that_of_the_servers_counters(
 
 
 def test_time_per_token_is_that_of_vllm_bench_serve_in_turns(
-    server: VllmServer,
-    venv: Path,
+    server: VllmServer, venv: Path, tmp_path: Path
 ) -> None:
-    ((workload),) = prompt_set(PAIRS, 0, 64).workloads
+    ((workload),) = prompt_set(PROMPTS, 0, TOKENS).workloads
     requests = [
         body(prompt, request_id(1, workload.name, prompt.id, 1), MODEL_NAME)
         for prompt in workload.prompts
     ]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(
+        "".join(json.dumps({"prompt": r["messages"][0]["content"]}) + "\n" for r in requests)
+    )
 
-    ratios: list[float] = []
-
-    def interval() -> tuple[float, float]:
-        """Of the median, by ranks: 95 % of samples have it between these two."""
-        ordered = sorted(ratios)
-        away = round(0.98 * math.sqrt(len(ordered)))
-        return ordered[len(ordered) // 2 - away], ordered[len(ordered) // 2 + away]
-
-    async def one_round(bench_serve: BenchServe) -> None:
+    async def our_turn() -> list[float]:
+        found = []
         async with new_client(None) as client:
-            for i, request in enumerate(requests):
-                # Each goes first every other time: the second may profit from the first.
-                theirs = bench_serve.tpot_seconds(request) if i % 2 else None
+            for request in requests:
                 reply = await ask(client, server.url, request)
                 assert reply.failure is None
                 assert reply.first_output_seconds is not None
                 assert reply.end_seconds is not None
-                assert reply.completion_tokens == 64
-                ours = (reply.end_seconds - reply.first_output_seconds) / 63
-                ratios.append(ours / (theirs or bench_serve.tpot_seconds(request)))
+                assert reply.completion_tokens == TOKENS
+                seconds = reply.end_seconds - reply.first_output_seconds
+                found.append(seconds / (TOKENS - 1))
+        return found
 
-    with BenchServe(venv, server.url) as bench_serve:
-        bench_serve.tpot_seconds(requests[0])
-        for _ in range(ROUNDS):
-            asyncio.run(one_round(bench_serve))
-            low, high = interval()
-            if high - low < TOLERANCE:
-                break
-    middle = statistics.median(ratios)
-    print(f"{len(ratios)} pairs: median of ratios {middle:.4f}, 95 % {low:.4f} to {high:.4f}")
+    ours: list[float] = []
+    theirs: list[float] = []
+    ratios: list[float] = []
+    low, high = 0.0, math.inf
+    with BenchServe(venv, server.url, tmp_path / "bench-serve.log") as bench_serve:
+        bench_serve.turn(prompts, PROMPTS)
+        while len(ratios) < TURNS and high - low > TOLERANCE:
+            # Each goes first every other time: the second may profit from the first.
+            first = len(ratios) % 2
+            their_turn = bench_serve.turn(prompts, PROMPTS) if first else []
+            our_tpots = asyncio.run(our_turn())
+            their_turn = their_turn or bench_serve.turn(prompts, PROMPTS)
+            ours += our_tpots
+            theirs += their_turn
+            ratios.append(statistics.median(our_tpots) / statistics.median(their_turn))
+            if len(ratios) >= TURNS // 2:
+                low, high = median_interval(ratios)
+    ratio = statistics.median(ours) / statistics.median(theirs)
+    print(
+        f"median TPOT {1000 * statistics.median(ours):.3f} ms, vllm bench serve "
+        f"{1000 * statistics.median(theirs):.3f} ms: {ratio:.4f}; turns {low:.4f} to {high:.4f}"
+    )
     assert low <= 1 + TOLERANCE
     assert high >= 1 - TOLERANCE
+
+
+def median_interval(values: list[float]) -> tuple[float, float]:
+    """Of the median, by ranks: 95 % of samples have it between these two."""
+    ordered = sorted(values)
+    low = max(0, math.floor(len(ordered) / 2 - 0.98 * math.sqrt(len(ordered))))
+    return ordered[low], ordered[-1 - low]
 
 
 def test_a_sweep_serves_at_each_k_and_shows_what_deeper_drafts_add(

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from specdec_exporter.abtest.record import Page, Request, Span
 from specdec_exporter.config import DEFAULT_INFLATION
 from specdec_exporter.derive import derive, ratio
+from specdec_exporter.model import Counters as Increase
 from specdec_exporter.model import Derived, Overdispersion, ScrapeError, Window
 from specdec_exporter.parse import VLLM, parse
 from specdec_exporter.window import History, combine
@@ -42,6 +43,8 @@ class ServerFigures:
     """What the server counted during the measured requests of one workload."""
 
     derived: Derived
+    increase: Increase
+    engines: int
     prefix_hit_ratio: float | None
     """Of the prompt tokens, those that were not computed."""
     other_requests: int
@@ -96,12 +99,16 @@ def server_figures(spans: Iterable[Span]) -> ServerFigures | None:
         others += _others(window, span.requests, running(before.lines))
     if not windows:
         return None
-    derived = derive(combine(tuple(windows)), _assume)
+    whole = combine(tuple(windows))
+    derived = derive(whole, _assume)
     # One after another, not side by side as engines are.
     seconds = sum(window.covered_seconds for window in windows)
-    busy = sum(window.increase.decode_seconds or 0.0 for window in windows)
+    increase = whole.increase
+    busy = increase.decode_seconds or 0.0
     return ServerFigures(
         derived=replace(derived, covered_seconds=seconds, decode_concurrency=ratio(busy, seconds)),
+        increase=increase,
+        engines=max(len(window.tracks) for window in windows),
         prefix_hit_ratio=ratio(hits, queries),
         other_requests=others,
     )

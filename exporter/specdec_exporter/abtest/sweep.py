@@ -13,6 +13,9 @@ from typing import Any
 from specdec_exporter.abtest.counters import server_figures
 from specdec_exporter.abtest.record import Request, Run
 from specdec_exporter.abtest.stats import median, ratio
+from specdec_exporter.baseline import Conditions, conditions, prefill_tokens_per_engine_step
+from specdec_exporter.model import Counters
+from specdec_exporter.swept import FORMAT, VERSION
 
 LEAST_TOKENS = 0.05
 """A position that adds fewer tokens to a draft than this adds nothing."""
@@ -42,6 +45,20 @@ class Start:
     """Mean requests in decode, by the server's counters."""
     prefix_hit_ratio: float | None
     other_requests: int | None
+    started: float | None = None
+    """Of the measuring, unix seconds: what tells starts of the server apart."""
+    engine_version: str = ""
+    """As the server says it; empty where it does not."""
+    engines: int = 1
+    measured_seconds: float = 0.0
+    decode_tokens: float = 0.0
+    """The evidence: tokens after the first ones."""
+    engine_prefill_tokens_per_step: float | None = None
+    """Prompt tokens computed in a step of the engine."""
+    context_tokens: float | None = None
+    """Mean length that a token was decoded at."""
+    prefill_tokens_per_token: float | None = None
+    """Prompt tokens computed for each token decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +145,7 @@ class Sweep:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, the starts one by one; what has no value is None."""
-        return asdict(self)
+        return {"format": FORMAT, "version": VERSION, **asdict(self)}
 
 
 def start_figures(run: Run, k: int, start: int) -> Start:
@@ -144,10 +161,12 @@ def start_figures(run: Run, k: int, start: int) -> Start:
     derived = counted.derived if counted else None
     by_clients = client_tpot(requests)
     server_tpot = derived.tpot_seconds if derived else None
+    first = run.sessions[0]
+    known = conditions(counted.increase) if counted else Conditions()
     return Start(
         k=k,
         start=start,
-        concurrency=run.sessions[0].concurrency or 1,
+        concurrency=first.concurrency or 1,
         requests=len(requests),
         valid=sum(request.valid for request in requests),
         observed_k=derived.num_speculative_tokens if derived else None,
@@ -161,7 +180,21 @@ def start_figures(run: Run, k: int, start: int) -> Start:
         decode_concurrency=derived.decode_concurrency if derived else None,
         prefix_hit_ratio=counted.prefix_hit_ratio if counted else None,
         other_requests=counted.other_requests if counted else None,
+        started=first.started,
+        engine_version=(first.server or {}).get("version", ""),
+        engines=counted.engines if counted else 1,
+        measured_seconds=derived.covered_seconds if derived else 0.0,
+        decode_tokens=_decode_tokens(counted.increase) if counted else 0.0,
+        engine_prefill_tokens_per_step=(
+            prefill_tokens_per_engine_step(counted.increase) if counted else None
+        ),
+        context_tokens=known.context_tokens,
+        prefill_tokens_per_token=known.prefill_tokens_per_step,
     )
+
+
+def _decode_tokens(increase: Counters) -> float:
+    return max(0.0, (increase.generation_tokens or 0.0) - (increase.first_tokens or 0.0))
 
 
 def client_tpot(requests: Iterable[Request]) -> float | None:
