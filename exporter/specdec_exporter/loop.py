@@ -328,9 +328,8 @@ class Monitor:
 
     def _forget_version(self) -> None:
         """A server that has started anew may be of another version, and is asked again."""
-        restarts = sum(totals.restarts for totals in self._meter.totals())
-        if restarts != self._restarts:
-            self._restarts = restarts
+        if self._meter.restarts != self._restarts:
+            self._restarts = self._meter.restarts
             self._started = None
             self.engine_version = None
 

@@ -64,6 +64,11 @@ class Meter:
         self._default = Overdispersion("default", variance_inflation)
         self._history.max_age = max(*self._windows, KEPT_SECONDS)
 
+    @property
+    def restarts(self) -> int:
+        """Restarts of the target's engines, ever seen."""
+        return self._history.restarts
+
     def add(self, snapshot: Snapshot) -> tuple[Drafted, ...]:
         """Take in one snapshot.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 
 from specdec_exporter.model import (
     CIRCUMSTANCES,
@@ -178,6 +178,8 @@ class History:
 
     def __init__(self, max_age: float = DENSE_SECONDS) -> None:
         self.max_age = max_age
+        self.restarts = 0
+        """Of engines, ever seen."""
         self._retired: dict[tuple[str, str], EngineTotals] = {}
         self._engines: dict[_Identity, _Engine] = {}
         self._current: tuple[_Identity, ...] = ()
@@ -212,6 +214,7 @@ class History:
         if problem is not None and problem.reason is Reason.OTHER_PROCESS:
             self._change_process(snapshot)
             resets = dict.fromkeys(resets, False)
+        self.restarts += sum(resets.values())
         self._last_t = snapshot.t
         self._remember_start(snapshot.process_start_time, reset=any(resets.values()))
         self._current = tuple(_identity(sample) for sample in snapshot.engines)
@@ -320,7 +323,7 @@ class History:
 
     def last_interval(self) -> tuple[Window, ...]:
         """The windows from the last scrape but one to the last, one for each engine."""
-        return self._windows(0.0, lambda engine: tuple(engine.dense)[-2:])
+        return self._windows(0.0, lambda e: (*islice(reversed(e.dense), 2),)[::-1])
 
     def windows(self, seconds: float) -> tuple[Window, ...]:
         """The windows that end at the last snapshot, one for each of its engines.
