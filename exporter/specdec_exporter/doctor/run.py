@@ -73,8 +73,9 @@ def _configured(inputs: Inputs, findings: list[Finding]) -> Launch | None:
         if inputs.command is not None:
             command = from_command(inputs.command)
             named = Launch(command).last("config")
-            # Of another machine, perhaps: what is not here is not looked at.
-            if path is None and named and Path(str(named.value)).is_file():
+            # Of another machine, perhaps: what is not here is not looked at, nor what vLLM passes by.
+            here = named and not named.equals and Path(str(named.value)).is_file()
+            if path is None and named and here:
                 path = Path(str(named.value))
         if path is not None:
             text = path.read_text(encoding="utf-8")
