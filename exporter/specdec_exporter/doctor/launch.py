@@ -179,9 +179,9 @@ def from_command(command: str) -> tuple[Given, ...]:
     except ValueError as error:
         raise Unreadable("--command", str(error).lower()) from error
     if "serve" in words:
-        words = ["--model", *words[words.index("serve") + 1 :]]
-        if words[1:2] and words[1].startswith("-"):
-            del words[0]
+        del words[: words.index("serve") + 1]
+        if words and not _is_flag(words[0]):
+            words.insert(0, "--model")
     given: list[Given] = []
     at = 0
     while at < len(words):

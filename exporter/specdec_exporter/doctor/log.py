@@ -14,7 +14,15 @@ from dataclasses import dataclass
 
 from specdec_exporter.doctor.finding import Finding, Severity
 from specdec_exporter.doctor.gemma4 import by_name
-from specdec_exporter.doctor.launch import Fact, Given, Launch, Unreadable, from_arguments
+from specdec_exporter.doctor.launch import (
+    CONFIG,
+    TOKENS,
+    Fact,
+    Given,
+    Launch,
+    Unreadable,
+    from_arguments,
+)
 
 _ARGUMENTS = re.compile(r"non-default args: (\{.*\})")
 _ENGINE = re.compile(
@@ -49,7 +57,6 @@ def read_log(text: str, name: str) -> StartUp:
         text: the log.
         name: of the file, for the places.
     """
-    launch = None
     given: tuple[Given, ...] = ()
     start = StartUp(None)
     for where, line in _lines(text, name):
@@ -57,14 +64,13 @@ def read_log(text: str, name: str) -> StartUp:
             try:
                 given = from_arguments(ast.literal_eval(found[1]), where)
             except (ValueError, SyntaxError, Unreadable):
-                # Values that print as no literal; the engine's own line has the rest.
+                # Values that print as no literal; the engine's own line has what matters most.
                 given = ()
-            launch, start = Launch(given), StartUp(Launch(given))
+            start = StartUp(Launch(given) if given else None)
         elif found := _ENGINE.search(line):
             length = _LENGTH.search(line)
-            launch = launch or Launch((Given("model", found["model"], where),))
             start = StartUp(
-                launch=Launch(launch.given, int(length[1]) if length else None),
+                launch=Launch(given or _by_engine(found, where), int(length[1]) if length else None),
                 version=found["version"],
                 engine=True,
                 where=where,
@@ -73,6 +79,13 @@ def read_log(text: str, name: str) -> StartUp:
                 k=int(found["k"] or 0),
             )
     return start
+
+
+def _by_engine(found: re.Match[str], where: str) -> tuple[Given, ...]:
+    names = {"method": "method", "drafter": "model", "k": TOKENS}
+    config = {key: Fact(found[group], where) for group, key in names.items() if found[group]}
+    speculation = (Given(CONFIG, config, where),) if config else ()
+    return (Given("model", found["model"], where), *speculation)
 
 
 def log_findings(text: str, name: str, start: StartUp, configured: Launch | None) -> list[Finding]:
@@ -169,7 +182,7 @@ def _of_engine(start: StartUp, configured: Launch | None) -> Iterator[Finding]:
     if configured is None:
         return
     wanted = configured.k
-    fact = configured.speculation.get("num_speculative_tokens", Fact(wanted, "the settings"))
+    fact = configured.speculation.get(TOKENS, Fact(wanted, "the settings"))
     if configured.speculation and not start.method:
         yield Finding(
             Severity.ERROR,
