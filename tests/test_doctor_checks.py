@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from specdec_exporter.doctor.checks import CHECKS, Case, Files, launch_findings, tunable
-from specdec_exporter.doctor.finding import Finding, Severity, in_order
+from specdec_exporter.doctor.finding import Check, Finding, Severity, in_order
 from specdec_exporter.doctor.gemma4 import ADVISED_K, Checkpoint, by_name
 from specdec_exporter.doctor.launch import from_command, from_config, merged
 
@@ -317,5 +317,5 @@ def test_every_finding_is_a_line_with_a_reason_and_a_mend() -> None:
 
 
 def test_the_worst_is_told_first_and_nothing_twice() -> None:
-    found = [Finding(s, "c", "w", "f", "y", "m") for s in reversed(Severity)]
+    found = [Finding(s, Check.OFF, "w", "f", "y", "m") for s in reversed(Severity)]
     assert [f.severity for f in in_order([*found, *found])] == list(Severity)

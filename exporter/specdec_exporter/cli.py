@@ -472,6 +472,8 @@ def doctor(
     except (OSError, UnicodeDecodeError) as error:
         why = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else "not UTF-8"
         raise _Misused(why) from error
+    except ConfigError as error:
+        raise _Misused(f"--url: {error.problems[0].message}") from error
     print_findings(findings, as_json=output is Format.JSON)
     if any(finding.severity is Severity.ERROR for finding in findings):
         raise typer.Exit(1)

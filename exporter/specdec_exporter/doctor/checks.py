@@ -13,7 +13,7 @@ from typing import Any
 
 from specdec_exporter.act.errors import Refused
 from specdec_exporter.act.vllm_config import read_k
-from specdec_exporter.doctor.finding import Finding, Severity
+from specdec_exporter.doctor.finding import Check, Finding, Severity
 from specdec_exporter.doctor.gemma4 import ADVISED_K, FIRST_VERSION, Checkpoint, by_name
 from specdec_exporter.doctor.launch import (
     CONFIG,
@@ -113,7 +113,7 @@ def gone_flags(case: Case) -> Iterator[Finding]:
         if _GONE.fullmatch(one.name) and one.name != CONFIG:
             yield Finding(
                 Severity.ERROR,
-                "flag-gone",
+                Check.FLAG_GONE,
                 f"{one.name} is no longer a flag of vLLM, which will not start with it",
                 one.where,
                 "the flags of a draft model were replaced by one speculative config",
@@ -129,7 +129,7 @@ def given_twice(case: Case) -> Iterator[Finding]:
         if short and configs and key in configs[-1].value:
             yield Finding(
                 Severity.ERROR,
-                "given-twice",
+                Check.GIVEN_TWICE,
                 f"{flag} stands beside {key} in {CONFIG}, and vLLM will not start",
                 short.where,
                 f"they exclude each other; the other one is in {configs[-1].value[key].where}",
@@ -138,7 +138,7 @@ def given_twice(case: Case) -> Iterator[Finding]:
         elif short and configs:
             yield Finding(
                 Severity.WARNING,
-                "given-twice",
+                Check.GIVEN_TWICE,
                 f"{flag} stands beside {CONFIG} ({configs[-1].where})",
                 short.where,
                 "vLLM 0.32 puts them together; the exporter does not rewrite k in such a file",
@@ -149,7 +149,7 @@ def given_twice(case: Case) -> Iterator[Finding]:
         if lost:
             yield Finding(
                 Severity.ERROR if {"method", "model"} & set(lost) else Severity.WARNING,
-                "config-replaced",
+                Check.CONFIG_REPLACED,
                 f"{winner.where} replaces the {CONFIG} of {replaced.where}: "
                 f"{', '.join(lost)} {'is' if len(lost) == 1 else 'are'} lost",
                 winner.where,
@@ -165,7 +165,7 @@ def config_not_read(case: Case) -> Iterator[Finding]:
     if found and found.equals:
         yield Finding(
             Severity.ERROR,
-            "config-not-read",
+            Check.CONFIG_NOT_READ,
             f"vLLM does not read --config={found.value}, and says nothing of it",
             found.where,
             "it looks for the word --config by itself",
@@ -174,7 +174,7 @@ def config_not_read(case: Case) -> Iterator[Finding]:
     elif found and not str(found.value).endswith((".yaml", ".yml")):
         yield Finding(
             Severity.ERROR,
-            "config-not-read",
+            Check.CONFIG_NOT_READ,
             f"vLLM does not read {found.value}, and will not start",
             found.where,
             "the file's name has to end in .yaml or .yml",
@@ -190,7 +190,7 @@ def k_out_of_reach(case: Case) -> Iterator[Finding]:
         if in_file and over and (name != CONFIG or TOKENS in over[-1].value):
             yield Finding(
                 Severity.WARNING,
-                "k-outranked",
+                Check.K_OUTRANKED,
                 f"k in {in_file[-1].where} has no effect",
                 over[-1].where,
                 "the command line outranks the --config file, also after k was tuned there",
@@ -205,7 +205,7 @@ def k_missing(case: Case) -> Iterator[Finding]:
         where = launch.last(CONFIG) or launch.last("spec-method") or launch.last("spec-model")
         yield Finding(
             Severity.WARNING,
-            "k-missing",
+            Check.K_MISSING,
             "no k is written down",
             where.where if where else CONFIG,
             "vLLM takes the drafter's own (1 for Gemma 4), and does not start where it has none",
@@ -214,7 +214,7 @@ def k_missing(case: Case) -> Iterator[Finding]:
     elif launch.speculation and launch.k is not None and launch.k < 1:
         yield Finding(
             Severity.ERROR,
-            "k-missing",
+            Check.K_MISSING,
             f"k is {launch.k}, and vLLM will not start",
             launch.speculation[TOKENS].where,
             "a speculative config has to speculate",
@@ -228,7 +228,7 @@ def k_too_deep(case: Case) -> Iterator[Finding]:
     if target and case.assistant and k and k > ADVISED_K[target.size]:
         yield Finding(
             Severity.WARNING,
-            "k-too-deep",
+            Check.K_TOO_DEEP,
             f"k = {k}; for Gemma 4 {target.size} at most {ADVISED_K[target.size]} is advised",
             case.launch.speculation[TOKENS].where,
             "each position is accepted less often than the one before it and costs as much: on an "
@@ -249,7 +249,7 @@ def assistant_without_method(case: Case) -> Iterator[Finding]:
     written = case.launch.speculation.get("method")
     yield Finding(
         Severity.NOTE if recent else Severity.ERROR,
-        "no-mtp",
+        Check.NO_MTP,
         f"{case.assistant.value} is a Gemma 4 assistant, and the method is "
         f"{case.method or 'not given'}",
         (written or case.assistant).where,
@@ -267,7 +267,7 @@ def base_target(case: Case) -> Iterator[Finding]:
     if case.assistant and target and model and target.instructed is False:
         yield Finding(
             Severity.ERROR,
-            "base-target",
+            Check.BASE_TARGET,
             f"the target {model.value} is a base model, and the assistant is for the -it model",
             model.where,
             "the assistant has learned what the -it model says: with a base model it was 38 % "
@@ -293,7 +293,7 @@ def other_size(case: Case) -> Iterator[Finding]:
         return
     yield Finding(
         Severity.ERROR,
-        "other-size",
+        Check.OTHER_SIZE,
         difference,
         case.assistant.where,
         "an assistant works on the hidden states of the one target that it was trained with",
@@ -317,7 +317,7 @@ def drafter_too_short(case: Case) -> Iterator[Finding]:
     if drafter and target and drafter < target and not raised:
         yield Finding(
             Severity.WARNING,
-            "drafter-too-short",
+            Check.DRAFTER_TOO_SHORT,
             f"the drafter takes {drafter} tokens, and the target serves {target}",
             where,
             "when the longest sequence of a batch is beyond the drafter, vLLM's V1 runner counts "
@@ -334,7 +334,7 @@ def no_statistics(case: Case) -> Iterator[Finding]:
     if found := case.launch.last("disable-log-stats"):
         yield Finding(
             Severity.ERROR,
-            "no-statistics",
+            Check.NO_STATISTICS,
             "disable-log-stats takes every vllm: series off the metrics page",
             found.where,
             "nobody can see then whether speculation pays: not this exporter, not Prometheus",
@@ -351,7 +351,7 @@ def schedule(case: Case) -> Iterator[Finding]:
     if trouble := _not_a_schedule(bands):
         yield Finding(
             Severity.ERROR,
-            "schedule-refused",
+            Check.SCHEDULE_REFUSED,
             f"the schedule {trouble}, and vLLM will not start",
             fact.where,
             "it is a list of [first size, last size, k] that begins at size 1 and does not overlap",
@@ -362,7 +362,7 @@ def schedule(case: Case) -> Iterator[Finding]:
     if engines > 1:
         yield Finding(
             Severity.ERROR,
-            "schedule-data-parallel",
+            Check.SCHEDULE_DATA_PARALLEL,
             f"with {engines} engines in data parallel the schedule is switched off; k is "
             f"{k or 'the same'} at every load",
             fact.where,
@@ -374,7 +374,7 @@ def schedule(case: Case) -> Iterator[Finding]:
     if k and deepest > k:
         yield Finding(
             Severity.ERROR,
-            "schedule-capped",
+            Check.SCHEDULE_CAPPED,
             f"the schedule asks for k = {deepest}, and {TOKENS} = {k} caps it",
             fact.where,
             "vLLM takes the smaller of the two at every batch size, and says nothing",
@@ -383,7 +383,7 @@ def schedule(case: Case) -> Iterator[Finding]:
     if any(band[2] == 0 for band in bands):
         yield Finding(
             Severity.NOTE,
-            "schedule-zero",
+            Check.SCHEDULE_ZERO,
             "a band of the schedule has k = 0",
             fact.where,
             "the drafter runs in it all the same, so it costs more than no speculation; it is no "
@@ -425,7 +425,7 @@ def tunable(text: str, name: str, given: tuple[Given, ...]) -> list[Finding]:
         return [
             Finding(
                 Severity.NOTE,
-                "not-tunable",
+                Check.NOT_TUNABLE,
                 "the exporter cannot change k in this file",
                 name,
                 str(refused),

@@ -17,13 +17,44 @@ class Severity(StrEnum):
     """Nothing is wrong; somebody may be surprised."""
 
 
+class Check(StrEnum):
+    """What is looked for; docs/doctor.md says what each one finds."""
+
+    FLAG_GONE = "flag-gone"
+    GIVEN_TWICE = "given-twice"
+    CONFIG_REPLACED = "config-replaced"
+    CONFIG_NOT_READ = "config-not-read"
+    K_OUTRANKED = "k-outranked"
+    K_MISSING = "k-missing"
+    K_TOO_DEEP = "k-too-deep"
+    NO_MTP = "no-mtp"
+    TOO_OLD = "too-old"
+    BASE_TARGET = "base-target"
+    OTHER_SIZE = "other-size"
+    DRAFTER_TOO_SHORT = "drafter-too-short"
+    NO_STATISTICS = "no-statistics"
+    SCHEDULE_DATA_PARALLEL = "schedule-data-parallel"
+    SCHEDULE_CAPPED = "schedule-capped"
+    SCHEDULE_REFUSED = "schedule-refused"
+    SCHEDULE_ZERO = "schedule-zero"
+    NOT_TUNABLE = "not-tunable"
+    OFF = "off"
+    OTHER_K = "other-k"
+    OTHER_MODEL = "other-model"
+    ENGINES_DIFFER = "engines-differ"
+    DRAFTER_BROKEN = "drafter-broken"
+    NO_ANSWER = "no-answer"
+    STEP_TIME_AS_TPOT = "step-time-as-tpot"
+    MEAN_OF_RATIOS = "mean-of-ratios"
+    UNREADABLE = "unreadable"
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that is wrong: each text is one line for somebody on call."""
 
     severity: Severity
-    check: str
-    """Name of the check, for programs."""
+    check: Check
     what: str
     where: str
     """FILE:LINE, a flag, or an address."""

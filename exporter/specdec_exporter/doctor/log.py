@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from specdec_exporter.doctor.finding import Finding, Severity
+from specdec_exporter.doctor.finding import Check, Finding, Severity
 from specdec_exporter.doctor.gemma4 import by_name
 from specdec_exporter.doctor.launch import (
     CONFIG,
@@ -68,9 +68,10 @@ def read_log(text: str, name: str) -> StartUp:
                 given = ()
             start = StartUp(Launch(given) if given else None)
         elif found := _ENGINE.search(line):
-            length = _LENGTH.search(line)
+            longest = _LENGTH.search(line)
+            length = int(longest[1]) if longest else None
             start = StartUp(
-                launch=Launch(given or _by_engine(found, where), int(length[1]) if length else None),
+                launch=Launch(given or _by_engine(found, where), length),
                 version=found["version"],
                 engine=True,
                 where=where,
@@ -108,7 +109,7 @@ class _Saying:
     """What a line of the log stands for."""
 
     words: re.Pattern[str]
-    check: str
+    check: Check
     what: str
     why: str
     mend: str
@@ -117,14 +118,14 @@ class _Saying:
 _SAYINGS = (
     _Saying(
         re.compile(r"unrecognized arguments:.*?(--(?:num-)?spec(?:ulative)?-[\w-]+)"),
-        "flag-gone",
+        Check.FLAG_GONE,
         "vLLM does not know {0}, and has not started",
         "the flags of a draft model were replaced by one speculative config",
         "give --spec-method, --spec-model and --spec-tokens instead",
     ),
     _Saying(
         re.compile(r"(--spec-\w+) and --speculative-config\['(\w+)'\] are mutually exclusive"),
-        "given-twice",
+        Check.GIVEN_TWICE,
         "{0} and {1} of the speculative config exclude each other, and vLLM has not started",
         "vLLM does not choose between them",
         "keep one; spec-tokens in the --config file is the one that can be tuned",
@@ -134,14 +135,14 @@ _SAYINGS = (
             r"Dynamic speculative decoding is not supported with data parallelism.*static "
             r"num_speculative_tokens=(\d+)"
         ),
-        "schedule-data-parallel",
+        Check.SCHEDULE_DATA_PARALLEL,
         "the schedule by batch size was switched off; k is {0} at every load",
         "engines in data parallel could choose different k and would wait for each other for ever",
         "remove the schedule, or run one server for each engine",
     ),
     _Saying(
         re.compile(r"NotImplementedError: Speculative Decoding with draft models .*multimodal"),
-        "too-old",
+        Check.TOO_OLD,
         "this vLLM cannot draft for a multimodal target, and has not started",
         "it takes the drafter for an ordinary draft model: Gemma 4's assistants are known from "
         "0.21 on",
@@ -149,7 +150,7 @@ _SAYINGS = (
     ),
     _Saying(
         re.compile(r"NotImplementedError: Unsupported speculative method: '(\w+)'"),
-        "too-old",
+        Check.TOO_OLD,
         "this vLLM cannot use {0} with this drafter, and has not started",
         "the drafter's config.json names a model type that this vLLM does not know",
         "run a later vLLM, and check that the drafter is the one for the target",
@@ -172,7 +173,7 @@ def _of_engine(start: StartUp, configured: Launch | None) -> Iterator[Finding]:
     if start.method == "draft_model" and drafter and drafter.assistant:
         yield Finding(
             Severity.ERROR,
-            "too-old",
+            Check.TOO_OLD,
             f"vLLM {start.version} runs the assistant {start.drafter} by method draft_model",
             start.where,
             "an assistant reads the target's own layers; as an ordinary draft model it drafts "
@@ -186,7 +187,7 @@ def _of_engine(start: StartUp, configured: Launch | None) -> Iterator[Finding]:
     if configured.speculation and not start.method:
         yield Finding(
             Severity.ERROR,
-            "off",
+            Check.OFF,
             "speculation is configured, and this start ran without",
             start.where,
             "the engine logs speculative_config=None",
@@ -195,7 +196,7 @@ def _of_engine(start: StartUp, configured: Launch | None) -> Iterator[Finding]:
     elif wanted is not None and wanted != start.k:
         yield Finding(
             Severity.ERROR,
-            "other-k",
+            Check.OTHER_K,
             f"k is {wanted} in {fact.where}, and the engine started with {start.k}",
             start.where,
             "the command line outranks the file, and k changes at a start only",

@@ -17,7 +17,7 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from specdec_exporter.doctor.finding import Finding, Severity
+from specdec_exporter.doctor.finding import Check, Finding, Severity
 from specdec_exporter.doctor.launch import Unreadable
 
 _STEP_TIME = r"vllm:(?:inter_token_latency|time_per_output_token)_seconds"
@@ -83,7 +83,7 @@ def _step_time_as_tpot(query: Query, step_times: set[str]) -> Iterator[Finding]:
     if called or compared:
         yield Finding(
             Severity.ERROR,
-            "step-time-as-tpot",
+            Check.STEP_TIME_AS_TPOT,
             f"{query.name!r} {'is' if called else 'compares a TPOT with'} vLLM's inter-token "
             "latency",
             query.where,
@@ -109,7 +109,7 @@ def _mean_of_ratios(query: Query) -> Iterator[Finding]:
         if slash and _SPECULATION.search(left) and _SPECULATION.search(right):
             yield Finding(
                 Severity.ERROR,
-                "mean-of-ratios",
+                Check.MEAN_OF_RATIOS,
                 f"{query.name!r} takes the mean of ratios",
                 query.where,
                 "an idle engine weighs as much in it as a busy one, so it is no engine's ratio "

@@ -11,7 +11,7 @@ from typing import Any
 
 from specdec_exporter.config import Target, load
 from specdec_exporter.doctor.checks import Case, Files, launch_findings, tunable
-from specdec_exporter.doctor.finding import Finding, Severity, in_order
+from specdec_exporter.doctor.finding import Check, Finding, Severity, in_order
 from specdec_exporter.doctor.launch import Given, Launch, Unreadable, from_command, from_config
 from specdec_exporter.doctor.launch import merged as put_together
 from specdec_exporter.doctor.log import StartUp, log_findings, read_log
@@ -73,7 +73,7 @@ def _configured(inputs: Inputs, findings: list[Finding]) -> Launch | None:
         if inputs.command is not None:
             command = from_command(inputs.command)
             named = Launch(command).last("config")
-            # Of another machine, perhaps: what is not here is not looked at, nor what vLLM passes by.
+            # It may be of another machine; and what vLLM does not read is not looked at either.
             here = named and not named.equals and Path(str(named.value)).is_file()
             if path is None and named and here:
                 path = Path(str(named.value))
@@ -116,7 +116,7 @@ def _target(url: str) -> Target:
 def _unreadable(error: Unreadable) -> Finding:
     return Finding(
         Severity.ERROR,
-        "unreadable",
+        Check.UNREADABLE,
         f"not understood: {error.what}",
         error.where,
         "nothing in it could be checked",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urljoin
 
-from specdec_exporter.doctor.finding import Finding, Severity
+from specdec_exporter.doctor.finding import Check, Finding, Severity
 from specdec_exporter.doctor.launch import TOKENS, Launch
 from specdec_exporter.model import Counters, Reason, ScrapeError, Snapshot
 from specdec_exporter.parse import parse
@@ -98,7 +98,7 @@ def _findings(server: Server, configured: Launch | None) -> Iterator[Finding]:
         none = trouble.reason is Reason.NO_SERIES
         yield Finding(
             Severity.ERROR,
-            "no-statistics" if none else "no-answer",
+            Check.NO_STATISTICS if none else Check.NO_ANSWER,
             "there is no vllm: series on the metrics page" if none else "the server cannot be read",
             where,
             trouble.detail,
@@ -111,7 +111,7 @@ def _findings(server: Server, configured: Launch | None) -> Iterator[Finding]:
     if len(observed) > 1:
         yield Finding(
             Severity.WARNING,
-            "engines-differ",
+            Check.ENGINES_DIFFER,
             f"engines have different k: {', '.join(map(str, observed))}",
             where,
             "a server has one k; this is a merged page, or engines were started differently",
@@ -126,7 +126,7 @@ def _findings(server: Server, configured: Launch | None) -> Iterator[Finding]:
     if model and server.model and server.model != str(model.value):
         yield Finding(
             Severity.WARNING,
-            "other-model",
+            Check.OTHER_MODEL,
             f"the server runs {server.model}, and {model.value} is configured",
             where,
             "the settings that were checked are not those of this server",
@@ -138,7 +138,7 @@ def _off(where: str, configured: Launch | None) -> Iterator[Finding]:
     wanted = configured is not None and bool(configured.speculation)
     yield Finding(
         Severity.ERROR if wanted else Severity.NOTE,
-        "off",
+        Check.OFF,
         "speculation is configured, and the server runs without" if wanted else "it is off",
         where,
         "the series of speculation are there from the start where it is on, and none is",
@@ -156,7 +156,7 @@ def _other_k(where: str, observed: int, configured: Launch | None) -> Iterator[F
         fact = configured.speculation.get(TOKENS)
         yield Finding(
             Severity.ERROR,
-            "other-k",
+            Check.OTHER_K,
             f"k is {wanted} in {fact.where if fact else 'the settings'}, and the server runs "
             f"{observed}",
             where,
@@ -177,7 +177,7 @@ def _broken(snapshot: Snapshot, where: str) -> Iterator[Finding]:
     ):
         yield Finding(
             Severity.ERROR,
-            "drafter-broken",
+            Check.DRAFTER_BROKEN,
             f"of {total.drafts:,.0f} drafts since the start {100 * first:.1f} % were accepted at "
             "position 0",
             where,
