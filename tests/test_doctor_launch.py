@@ -24,6 +24,8 @@ FORMS = {
     "underscores": f"vllm serve m --speculative_config '{json.dumps(MTP)}'",
     "dotted": "vllm serve m --speculative-config.method mtp --speculative-config.model=a/b "
     "--speculative-config.num_speculative_tokens 2",
+    "dotted, mixed": "vllm serve m --speculative_config.method mtp --speculative-config.model=a/b "
+    "--speculative-config.num-speculative-tokens 2",
     "dotted short": "vllm serve m -sc.method mtp -sc.model a/b -sc.num_speculative_tokens 2",
     "flags": "vllm serve m --spec-method mtp --spec-model a/b --spec-tokens 2",
     "lines": "CUDA_VISIBLE_DEVICES=0 vllm serve m \\\n  --spec-method mtp \\\n  --spec-model a/b "

@@ -206,6 +206,7 @@ def from_command(command: str) -> tuple[Given, ...]:
 
 def _dotted(flag: str, value: Any, where: str, *, in_file: bool = False) -> Given:
     shown, _, path = flag.lstrip("-").partition(".")
+    shown = shown.replace("_", "-")
     return Given(CONFIG, {_key(path.rstrip("+")): Fact(value, where)}, where, in_file, shown)
 
 
