@@ -16,6 +16,7 @@ from specdec_exporter import cli
 from specdec_exporter.config import load
 from specdec_exporter.doctor.finding import Check
 from specdec_exporter.doctor.gemma4 import ADVISED_K
+from specdec_exporter.doctor.launch import from_config, merged
 
 from tests.hostile import Exchange, HostileServer, response
 from tests.pages import CPU
@@ -25,6 +26,7 @@ LOGS = ROOT / "tests" / "data" / "logs"
 MODELS = ROOT / "tests" / "vllm" / "models"
 RECIPES = ROOT / "deploy" / "vllm"
 PAGE = ROOT / "docs" / "doctor.md"
+RECIPES_PAGE = ROOT / "docs" / "recipes.md"
 GOOD = """\
 model: google/gemma-4-E4B-it
 spec-method: mtp
@@ -78,9 +80,10 @@ def vllm(page: bytes, model: str = "", length: object = 1024, version: str = "0.
         b"/version": json.dumps({"version": version}).encode(),
     }
 
-    def answer(exchange: Exchange) -> None:
+    def answer(exchange: Exchange) -> bool:
         path = exchange.head.split(b" ")[1]
         exchange.send(response(bodies[path]))
+        return True
 
     return answer
 
@@ -124,7 +127,7 @@ def test_a_file_that_is_not_understood_is_a_finding(doctor: Doctor, tmp_path: Pa
 
 def test_what_is_good_is_said_in_one_line(doctor: Doctor, tmp_path: Path) -> None:
     (tmp_path / "vllm.yaml").write_text(GOOD)
-    ended = doctor("--config", "vllm.yaml", form="table")
+    ended = doctor("--config", "vllm.yaml", form="text")
     assert (ended.code, ended.out) == (0, "Nothing wrong was found.\n")
     assert json.loads(doctor("--config", "vllm.yaml").out) == {
         "errors": 0, "warnings": 0, "notes": 0, "findings": [],
@@ -137,7 +140,7 @@ def test_warnings_and_notes_leave_with_0_and_errors_with_1(doctor: Doctor, tmp_p
     (tmp_path / "old.yaml").write_text(GOOD.replace("spec-method: mtp\n", ""))
     ended = doctor("--config", "old.yaml")
     assert (ended.code, ended.found) == (1, [("error", "no-mtp")])
-    told = doctor("--config", "old.yaml", form="table").out.splitlines()
+    told = doctor("--config", "old.yaml", form="text").out.splitlines()
     assert told[0].startswith("ERROR  old.yaml:2: ")
     assert told[1].startswith("    why:  ")
     assert told[2].startswith("    mend: ")
@@ -161,7 +164,7 @@ def test_the_documented_example_is_what_the_command_prints(doctor: Doctor, tmp_p
     shown = next(text for kind, text in blocks if text.startswith("$ specdec-exporter doctor"))
     command, _, output = shown.partition("\n")
     (tmp_path / "vllm.yaml").write_text(file)
-    ended = doctor(*shlex.split(command)[3:], form="table")
+    ended = doctor(*shlex.split(command)[3:], form="text")
     assert ended.out == output
     assert ended.code == 1
 
@@ -174,6 +177,19 @@ def test_the_page_names_every_check_and_no_other() -> None:
 def test_the_page_has_the_advised_k() -> None:
     rows = re.findall(r"^\| (E2B|E4B|\S+B) \| (\d) \|", PAGE.read_text(), re.M)
     assert {size: int(k) for size, k in rows} == ADVISED_K
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_recipe_is_on_its_page_with_its_k(path: Path) -> None:
+    row = re.search(rf"^\| \[{path.stem}\]\(\.\./deploy/vllm/{path.name}\) \|(.*)$",
+                    RECIPES_PAGE.read_text(), re.M)  # fmt: skip
+    if path.stem == "exporter-mig":
+        assert path.name in RECIPES_PAGE.read_text()
+        return
+    assert row is not None
+    _, model, k, _ = row[1].split("|", 3)
+    assert model.strip() in path.read_text()
+    assert int(k) == merged(from_config(path.read_text(), path.name), ()).k
 
 
 # File and command together
@@ -300,6 +316,13 @@ def test_engines_that_differ_are_told(doctor: Doctor) -> None:
     merged = "\n".join(line for line in lines if line.startswith("vllm:")) + "\n"
     with HostileServer(vllm(merged.encode(), "tiny")) as server:
         assert doctor("--url", server.url).found == [("warning", "engines-differ")]
+
+
+def test_a_prefix_of_a_proxy_does_not_matter(doctor: Doctor) -> None:
+    behind_ray = page("ngram-k2.after").replace(b"vllm:", b"ray_vllm:")
+    with HostileServer(vllm(behind_ray, "tiny")) as server:
+        ended = doctor("--url", server.url, "--command", "vllm serve tiny")
+    assert ended.found == [("error", "other-k")]
 
 
 def test_a_server_that_does_not_answer_is_told_without_its_password(doctor: Doctor) -> None:

@@ -41,6 +41,13 @@ class Format(StrEnum):
     JSON = "json"
 
 
+class ListFormat(StrEnum):
+    """How findings are printed."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 class RuleSource(StrEnum):
     """Whose series rules stand on."""
 
@@ -458,7 +465,9 @@ def doctor(
         list[Path] | None,
         typer.Option(metavar="FILE", help="Prometheus rules or a Grafana board; repeat for more."),
     ] = None,
-    output: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TABLE,
+    output: Annotated[
+        ListFormat, typer.Option("--format", help="How to print it.")
+    ] = ListFormat.TEXT,
 ) -> None:
     """Tell what is wrong with a vLLM's speculation; exit 1 if there are errors."""
     from specdec_exporter.doctor.finding import Severity
@@ -474,7 +483,7 @@ def doctor(
         raise _Misused(why) from error
     except ConfigError as error:
         raise _Misused(f"--url: {error.problems[0].message}") from error
-    print_findings(findings, as_json=output is Format.JSON)
+    print_findings(findings, as_json=output is ListFormat.JSON)
     if any(finding.severity is Severity.ERROR for finding in findings):
         raise typer.Exit(1)
 

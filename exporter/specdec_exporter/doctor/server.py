@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from specdec_exporter.scrape import fetch, fetch_version, new_client
 from specdec_exporter.thresholds import Thresholds
 
 _TIMEOUT_SECONDS = 10.0
+# What a proxy, such as Ray's, puts in front of vLLM's names.
+_PREFIX = re.compile(rb"^([A-Za-z_][A-Za-z0-9_]*)vllm:", re.M)
 _MOST_BYTES = 16_000_000
 
 
@@ -47,7 +50,9 @@ async def ask(metrics_url: str, shown_url: str) -> Server:
             page = await fetch(
                 client, metrics_url, timeout=_TIMEOUT_SECONDS, max_page_bytes=_MOST_BYTES
             )
-            snapshot, trouble = parse(page, t=0.0), None
+            prefix = _PREFIX.search(page)
+            snapshot = parse(page, t=0.0, metric_prefix=prefix[1].decode() if prefix else "")
+            trouble = None
         except ScrapeError as error:
             snapshot, trouble = None, error
             if error.reason is not Reason.NO_SERIES:
