@@ -204,7 +204,15 @@ def test_a_file_that_the_command_names_is_read(doctor: Doctor, tmp_path: Path) -
     assert doctor("--command", "vllm serve m --config=vllm.yaml").found == [
         ("error", "config-not-read")
     ]
-    assert doctor("--command", "vllm serve m --config elsewhere.yaml").found == []
+
+
+def test_of_a_file_that_is_elsewhere_nothing_is_concluded(doctor: Doctor) -> None:
+    command = "vllm serve tiny --config elsewhere.yaml"
+    with HostileServer(vllm(page("ngram-k2.after"), "tiny")) as server:
+        ended = doctor("--url", server.url, "--command", command)
+        assert (ended.code, ended.found) == (0, [("note", "config-not-read")])
+        ended = doctor("--url", server.url, "--command", f"{command} --spec-tokens 3")
+        assert ended.found == [("error", "other-k"), ("note", "config-not-read")]
 
 
 def test_the_command_outranks_the_file(doctor: Doctor, tmp_path: Path) -> None:

@@ -227,7 +227,9 @@ def test_how_long_a_drafter_reads_is_known_from_its_files() -> None:
     assert told(findings(unlimited, target=Files(max_length=8192), drafter=short)) == [
         ("warning", "drafter-too-short", "f.yaml:2")
     ]
-    assert findings(file + "spec-method: eagle3\n", drafter=short) == [], "vLLM raises this one"
+    assert told(findings(file + "spec-method: eagle3\n", drafter=short)) == [
+        ("warning", "drafter-too-short", "f.yaml:3")
+    ]
 
 
 def test_statistics_that_are_switched_off_are_an_error() -> None:

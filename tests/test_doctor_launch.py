@@ -32,6 +32,10 @@ FORMS = {
     "\\\n  --spec-tokens=2",
     "module": "python -m vllm.entrypoints.openai.api_server --model m --spec-method mtp "
     "--spec-model a/b --spec-tokens 2",
+    "image": "docker run --gpus all -v ~/.cache:/root/.cache -p 8000:8000 --ipc=host "
+    "vllm/vllm-openai:v0.32.0 m --spec-method mtp --spec-model a/b --spec-tokens 2",
+    "image with a command": "podman run nvcr.io/nvidia/vllm:26.03-py3 vllm serve m -sc.method mtp "
+    "-sc.model a/b -sc.num_speculative_tokens 2",
     "dashes within": "vllm serve m -sc "
     '\'{"method": "mtp", "model": "a/b", "num-speculative-tokens": 2}\'',
 }

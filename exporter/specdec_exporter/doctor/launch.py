@@ -26,6 +26,8 @@ TOKENS = "num_speculative_tokens"
 SCHEDULE = "num_speculative_tokens_per_batch_size"
 _ALIASES = {"sc": CONFIG, "dp": "data-parallel-size", "tp": "tensor-parallel-size"}
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+_IMAGE = re.compile(r"(?:[\w.:-]+/)+vllm[\w-]*(?:[:@][\w.:-]+)?")
+"""A container's image whose entry point is `vllm serve`."""
 _NUMBER = re.compile(r"(-?\d+)([kmgKMG]?)")
 
 
@@ -69,6 +71,8 @@ class Launch:
     given: tuple[Given, ...]
     length: int | None = None
     """Longest sequence in tokens, where it is known from elsewhere than a setting."""
+    complete: bool = True
+    """Whether these are all settings; there may be a file that could not be read."""
 
     def last(self, name: str) -> Given | None:
         """The setting of that name that is in force."""
@@ -111,7 +115,9 @@ class Launch:
     def k(self) -> int | None:
         """The configured k; 0 without speculation, None where it is left to vLLM."""
         found = self.speculation.get(TOKENS)
-        return whole_number(found.value) if found else (None if self.speculation else 0)
+        if found:
+            return whole_number(found.value)
+        return None if self.speculation or not self.complete else 0
 
     @property
     def schedule(self) -> tuple[tuple[int, int, int], ...]:
@@ -169,7 +175,7 @@ def from_config(text: str, name: str) -> tuple[Given, ...]:
 
 
 def from_command(command: str) -> tuple[Given, ...]:
-    """The settings of a command line, from `serve` on where that is in it.
+    """The settings of a command line, from `serve` or from vLLM's image on if one is in it.
 
     Raises:
         Unreadable: a quote is not closed, or a speculative config is no JSON.
@@ -178,8 +184,11 @@ def from_command(command: str) -> tuple[Given, ...]:
         words = shlex.split(command.replace("\\\n", " "))
     except ValueError as error:
         raise Unreadable("--command", str(error).lower()) from error
-    if "serve" in words:
-        del words[: words.index("serve") + 1]
+    start = next((i for i, word in enumerate(words) if word == "serve"), None)
+    if start is None:
+        start = next((i for i, word in enumerate(words) if _IMAGE.fullmatch(word)), None)
+    if start is not None:
+        del words[: start + 1]
         if words and not _is_flag(words[0]):
             words.insert(0, "--model")
     given: list[Given] = []

@@ -148,12 +148,13 @@ class _Places:
 
     def line(self, expression: str) -> int:
         """Of the next place where the expression's first line stands, plainly or as JSON."""
-        first = expression.strip().splitlines()[0].strip() if expression.strip() else ""
-        for words in (first, json.dumps(first)[1:-1]):
-            at = self._text.find(words, self._at)
-            if at >= 0:
-                self._at = at + 1
-                return self._text.count("\n", 0, at) + 1
+        first = expression.strip().partition("\n")[0].strip()
+        for begin in (self._at, 0):
+            for words in (first, json.dumps(first)[1:-1]):
+                at = self._text.find(words, begin)
+                if at >= 0:
+                    self._at = at + 1
+                    return self._text.count("\n", 0, at) + 1
         return 1
 
 

@@ -68,22 +68,37 @@ def _configured(inputs: Inputs, findings: list[Finding]) -> Launch | None:
     """What the server is to be started with; None if neither file nor command is given."""
     command: tuple[Given, ...] = ()
     file: tuple[Given, ...] = ()
-    path = inputs.config
+    path, complete = inputs.config, True
     try:
         if inputs.command is not None:
             command = from_command(inputs.command)
             named = Launch(command).last("config")
-            # It may be of another machine; and what vLLM does not read is not looked at either.
-            here = named and not named.equals and Path(str(named.value)).is_file()
-            if path is None and named and here:
+            # What vLLM does not read is not looked at either.
+            if path is None and named and not named.equals:
                 path = Path(str(named.value))
-        if path is not None:
+                complete = path.is_file()
+                if not complete:
+                    findings.append(_elsewhere(path))
+        if path is not None and complete:
             text = path.read_text(encoding="utf-8")
             file = from_config(text, str(path))
             findings += tunable(text, str(path), file)
     except Unreadable as error:
         findings.append(_unreadable(error))
-    return put_together(file, command) if file or command else None
+        complete = False
+    launch = put_together(file, command)
+    return replace(launch, complete=complete) if launch.given else None
+
+
+def _elsewhere(path: Path) -> Finding:
+    return Finding(
+        Severity.NOTE,
+        Check.CONFIG_NOT_READ,
+        f"{path} is not on this machine",
+        "--config",
+        "what is in it is not known here, so nothing is said of it",
+        "run doctor where it is, or give a copy by doctor's own --config",
+    )
 
 
 def _case(launch: Launch, start: StartUp, server: Server | None) -> Case:
