@@ -478,9 +478,8 @@ def doctor(
         raise _Misused("doctor needs --config, --command, --url, --log or --rules")
     try:
         findings = examine(inputs)
-    except (OSError, UnicodeDecodeError) as error:
-        why = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else "not UTF-8"
-        raise _Misused(why) from error
+    except OSError as error:
+        raise _Misused(f"{error.filename}: {error.strerror}") from error
     except ConfigError as error:
         raise _Misused(f"--url: {error.problems[0].message}") from error
     print_findings(findings, as_json=output is ListFormat.JSON)

@@ -35,8 +35,7 @@ def examine(inputs: Inputs) -> tuple[Finding, ...]:
 
     Raises:
         OSError: a file cannot be read.
-        UnicodeDecodeError: a file is no text.
-        ConfigError: the address is none.
+            ConfigError: the address is none.
     """
     findings: list[Finding] = []
     configured = _configured(inputs, findings)
@@ -58,7 +57,7 @@ def examine(inputs: Inputs) -> tuple[Finding, ...]:
         findings += server_findings(server, launch)
     for path in inputs.rules:
         try:
-            findings += query_findings(read_queries(path.read_text(encoding="utf-8"), str(path)))
+            findings += query_findings(read_queries(_text(path), str(path)))
         except Unreadable as error:
             findings.append(_unreadable(error))
     return in_order(findings)
@@ -80,7 +79,7 @@ def _configured(inputs: Inputs, findings: list[Finding]) -> Launch | None:
                 if not complete:
                     findings.append(_elsewhere(path))
         if path is not None and complete:
-            text = path.read_text(encoding="utf-8")
+            text = _text(path)
             file = from_config(text, str(path))
             findings += tunable(text, str(path), file)
     except Unreadable as error:
@@ -88,6 +87,13 @@ def _configured(inputs: Inputs, findings: list[Finding]) -> Launch | None:
         complete = False
     launch = put_together(file, command)
     return replace(launch, complete=complete) if launch.given else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise Unreadable(str(path), "not UTF-8") from error
 
 
 def _elsewhere(path: Path) -> Finding:
