@@ -41,6 +41,13 @@ class Format(StrEnum):
     JSON = "json"
 
 
+class ListFormat(StrEnum):
+    """How findings are printed."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 class RuleSource(StrEnum):
     """Whose series rules stand on."""
 
@@ -57,6 +64,14 @@ class RuleFormat(StrEnum):
 
 class _CannotRun(Exception):
     """Ends a command with one line on standard error."""
+
+    exit_code = 1
+
+
+class _Misused(_CannotRun):
+    """It cannot begin as it was called, where 1 says what it found."""
+
+    exit_code = 2
 
 
 Config = Annotated[
@@ -435,6 +450,44 @@ def rules(
 
 
 @app.command()
+def doctor(
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The YAML file of `vllm serve --config`.")
+    ] = None,
+    command: Annotated[
+        str | None, typer.Option(metavar="'vllm serve ...'", help="The command that starts vLLM.")
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="A running vLLM.")] = None,
+    log: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What vLLM logged when it started.")
+    ] = None,
+    rules: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Prometheus rules or a Grafana board; repeat for more."),
+    ] = None,
+    output: Annotated[
+        ListFormat, typer.Option("--format", help="How to print it.")
+    ] = ListFormat.TEXT,
+) -> None:
+    """Tell what is wrong with a vLLM's speculation; exit 1 if there are errors."""
+    from specdec_exporter.doctor.finding import Severity
+    from specdec_exporter.doctor.run import Inputs, examine, print_findings
+
+    inputs = Inputs(config, command, url, log, tuple(rules or ()))
+    if inputs == Inputs():
+        raise _Misused("doctor needs --config, --command, --url, --log or --rules")
+    try:
+        findings = examine(inputs)
+    except OSError as error:
+        raise _Misused(f"{error.filename}: {error.strerror}") from error
+    except ConfigError as error:
+        raise _Misused(f"--url: {error.problems[0].message}") from error
+    print_findings(findings, as_json=output is ListFormat.JSON)
+    if any(finding.severity is Severity.ERROR for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     print(f"specdec-exporter {__version__}")
@@ -455,4 +508,4 @@ def main() -> None:
         sys.exit(1)
     except (_CannotRun, BenchError) as error:
         print(f"specdec-exporter: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(error.exit_code if isinstance(error, _CannotRun) else 1)
