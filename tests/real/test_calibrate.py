@@ -36,7 +36,7 @@ COMMAND = Path(sys.executable).with_name("specdec-exporter")
 ENVIRON = {k: v for k, v in os.environ.items() if not k.startswith("SPECDEC_")}
 KS = (0, 2, 4)
 CONCURRENCIES = (1, 4)
-MAX_TOKENS = 96
+MAX_TOKENS = 192
 ROUNDS = 5
 WITHIN = 0.05
 
@@ -90,7 +90,7 @@ def test_the_gain_on_real_servers_is_that_of_the_clients_clock(
         for server in servers.values():
             run_load(server.url, code_prompts(8, seed=9), concurrency=4, max_tokens=MAX_TOKENS)
         for concurrency in CONCURRENCIES:
-            prompts = code_prompts(4 * concurrency + 2, seed=concurrency)
+            prompts = code_prompts(3 * concurrency, seed=concurrency)
             for number in range(ROUNDS):
                 for k in KS if number % 2 else reversed(KS):
                     folder = tmp_path / f"k{k}-{concurrency}"
