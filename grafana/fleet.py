@@ -218,7 +218,7 @@ def _firing_list() -> PanelBuilder:
         "Each rule that fires now, on which target. What to do is in the runbook of the rule, "
         "docs/runbooks, and in one sentence on the exporter's page. Stronger rules inhibit the "
         "alerts of weaker ones: drafter_broken says more than acceptance_low on the same row.",
-        {"target": ("Target", 150), "model_name": ("Model", 220), "rule": ("Rule", 180)},
+        {"target": ("Target", 140), "model_name": ("Model", 210), "rule": ("Rule", 175)},
         [Value(f"{_firing()} == 1", "State", words={1: ("FIRING", RED)}, width=80)],
         sort=[("Rule", False), ("Target", False)],
         width=12,

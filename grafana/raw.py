@@ -92,8 +92,12 @@ def panels() -> Sequence[tuple[str, Sequence[PanelBuilder]]]:
         ("Cost and load", [_time(), _per_step(), figures.concurrency(FIGURES)]),
         (
             "What the rules say",
-            [_alerts(), _k(), figures.evidence(FIGURES, width=8)]
-            + [figures.drafting(FIGURES, width=8)],
+            [
+                _alerts(),
+                _k(),
+                figures.evidence(FIGURES, width=8),
+                figures.drafting(FIGURES, width=8),
+            ],
         ),
         ("Engines", [figures.by_engine(FIGURES, width=12), figures.throughput(FIGURES, width=12)]),
     )

@@ -1,4 +1,4 @@
-"""The board of one target and model: does speculation pay, if not why, and what was done about it."""
+"""The board of one target and model: does speculation pay, if not why, and what was done."""
 
 from __future__ import annotations
 
@@ -83,8 +83,12 @@ def panels() -> Sequence[tuple[str, Sequence[PanelBuilder]]]:
         ("Does it pay?", [_tpot(), _gain(), _break_even()]),
         (
             "The drafter",
-            [figures.acceptance(FIGURES), figures.length(FIGURES)]
-            + [figures.positions(FIGURES), figures.decay(FIGURES)],
+            [
+                figures.acceptance(FIGURES),
+                figures.length(FIGURES),
+                figures.positions(FIGURES),
+                figures.decay(FIGURES),
+            ],
         ),
         ("What the rules say", [_rules(), _drift(), figures.evidence(FIGURES)]),
         ("k", [_k(), _speedup(), _tuner()]),
@@ -165,6 +169,7 @@ def _tpot() -> PanelBuilder:
 def _gain() -> PanelBuilder:
     gain = _gauge("tpot_gain_ratio", ', match="concurrency"')
     stderr = _gauge("tpot_gain_ratio_stderr", ', match="concurrency"')
+    at_throughput = _gauge("tpot_gain_ratio", ', match="throughput"')
     low, high = (f"{value:g} + 0 * ({FIGURES.k} > 0)" for value in GUIDE_GAIN)
     return graph(
         "Net TPOT gain",
@@ -185,7 +190,7 @@ def _gain() -> PanelBuilder:
                 f"{LIMITS.net_gain_negative.below:g} * ({FIGURES.k} > 0)", "loses below 0", RED
             ),
             Line(
-                _gauge("tpot_gain_ratio", ', match="throughput"'),
+                at_throughput,
                 "at equal throughput",
                 TEAL,
                 width=1,
@@ -239,8 +244,8 @@ def _rules() -> PanelBuilder:
 def _drift() -> PanelBuilder:
     return graph(
         "Drift score",
-        "How full the fullest chart against the frozen reference is; at 1 it is drift, and stays so "
-        "until it is acknowledged. Rising for hours: a slow decline, which no fixed limit sees. "
+        "How full the fullest chart against the frozen reference is; at 1 it is drift, and stays "
+        "so until it is acknowledged. Rising for hours: a slow decline, which no fixed limit sees. "
         "Compare workload and images with those of the reference; acknowledge, or take a new "
         "reference if this is the new normal (docs/drift.md).",
         [
@@ -303,9 +308,7 @@ def _tuner() -> PanelBuilder:
         "has no tile. Changes taken back: the prediction was wrong here, read `specdec-exporter "
         "history`. To stop it at once: POST /api/v1/autotune/pause.",
         [
-            Value(
-                _state("autotune_mode"), "mode {{mode}}", "none", 0, words={1: ("in force", BLUE)}
-            ),
+            Value(_state("autotune_mode"), "mode {{mode}}", words={1: ("in force", BLUE)}),
             Value(f"{last} * 1000", "last change", "dateTimeFromNow"),
             count("actuations", "changes begun"),
             count("actuation_failures", "changes failed"),
