@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 Choice = Mapping[str, str | Sequence[str]]
 """Values of a board's variables: a text, or several where several can be chosen."""
 Json = dict[str, Any]
+Row = tuple[Mapping[str, str], Sequence[tuple[float, float]]]
+"""Labels, and values by unix seconds."""
+Ask = Callable[[str, float, float, float | None], Sequence[Row]]
+"""An expression from a time to a time in steps; without a step it is asked once, for the latter."""
 
 
 @dataclass(frozen=True, slots=True)

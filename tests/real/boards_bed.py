@@ -14,23 +14,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
+from specdec_exporter.baseline import Baseline
 from specdec_exporter.config import Settings, Target
 from specdec_exporter.expose import registry
 from specdec_exporter.loop import Monitor
 from specdec_exporter.model import ExporterStatus, Reason, ScrapeError, TargetStatus
-from specdec_exporter.parse import VLLM
 from specdec_exporter.simulator import Change, Restart, Scenario, Simulator
-from specdec_exporter.simulator.scenario import Acceptance, Traffic
+from specdec_exporter.simulator.scenario import Acceptance, StepTime, Traffic
 from specdec_exporter.simulator.simulator import EPOCH
 from specdec_exporter.store import Store
 from specdec_exporter.tuner import Tuner
 
-from tests.pages import H200, recording
+from grafana.query import Ask, Row
+from tests.pages import H200, lines, recording
 from tests.real.prometheus_bed import Prometheus, running
 from tests.real.promtool_bed import Labels, Question, ask
 
 RULES = Path(__file__).parents[2] / "alerts" / "fleet.rules.yaml"
-STEP = 15.0
+STEP = 30.0
 SECONDS = 5400.0
 NOW = EPOCH + SECONDS
 """When the simulated fleet is looked at."""
@@ -42,66 +43,65 @@ RECORDED = {"h200-k1": "k1", "h200-k2": "k2", "h200-k4": "k4"}
 
 EXPORTER = {"job": "specdec", "instance": "exporter:19185"}
 SMALL, LARGE = "google/gemma-4-E4B-it", "google/gemma-4-31B-it"
-CALM = Traffic(requests_per_second=1.5)
+
+
+def server(
+    name: str,
+    rates: tuple[float, ...] = (0.47, 0.24),
+    *,
+    k: int = 2,
+    model: str = SMALL,
+    script: tuple[Change | Restart, ...] = (),
+    engines: tuple[float, ...] = (1.0,),
+) -> Scenario:
+    """A small, slow machine whose requests are all alike: an hour of it takes a second."""
+    return Scenario(
+        name,
+        "",
+        k=k,
+        acceptance=Acceptance(rates, variance_inflation=1.0),
+        traffic=Traffic(requests_per_second=0.6),
+        step_time=StepTime(base=((1.0, 0.018), (8.0, 0.019), (32.0, 0.022))),
+        script=script,
+        engine_shares=engines,
+        model_name=model,
+    )
+
 
 FLEET: Mapping[str, Scenario] = {
-    "chat-1": Scenario(
-        "chat-1",
-        "position 1 collapses; after an hour somebody sets k to 1",
-        traffic=CALM,
-        script=(
-            Change(1500.0, rates=(0.46, 0.09), over=300.0),
-            Restart(4200.0, down_seconds=60.0, k=1, rates=(0.46,)),
+    one.name: one
+    for one in (
+        # Position 1 collapses; after an hour somebody sets k to 1.
+        server(
+            "chat-1",
+            script=(
+                Change(1500.0, rates=(0.46, 0.09), over=300.0),
+                Restart(4200.0, down_seconds=60.0, k=1, rates=(0.46,)),
+            ),
         ),
-    ),
-    "chat-2": Scenario("chat-2", "the guide's case", traffic=CALM),
-    "code-1": Scenario(
-        "code-1",
-        "code, which is easy to draft, on two unequal engines",
-        k=4,
-        acceptance=Acceptance(rates=(0.82, 0.70, 0.60, 0.52)),
-        traffic=CALM,
-        engine_shares=(0.7, 0.3),
-        model_name=LARGE,
-    ),
-    "prose-1": Scenario(
-        "prose-1",
-        "prose in a language that the drafter hardly knows",
-        acceptance=Acceptance(rates=(0.24, 0.07)),
-        traffic=CALM,
-    ),
-    "broken-1": Scenario(
-        "broken-1",
-        "a drafter that never worked",
-        acceptance=Acceptance(rates=(0.027, 0.002)),
-        traffic=CALM,
-        model_name=LARGE,
-    ),
-    "night-1": Scenario(
-        "night-1",
-        "nobody asks anything for the last half hour",
-        traffic=CALM,
-        script=(Change(3600.0, requests_per_second=0.0),),
-    ),
-    "away-1": Scenario(
-        "away-1",
-        "gone for the last quarter of an hour",
-        traffic=CALM,
-        script=(Restart(4500.0, down_seconds=1e6),),
-    ),
-    "plain-1": Scenario(
-        "plain-1",
-        "without speculation: a live baseline, at loads that come and go",
-        k=0,
-        traffic=CALM,
-        script=tuple(
-            Change(600.0 * i, requests_per_second=rate)
-            for i, rate in enumerate((0.7, 1.5, 3.0) * 3)
-            if i
+        # The guide's case.
+        server("chat-2"),
+        # Code, which is easy to draft, on two unequal engines.
+        server("code-1", (0.82, 0.70, 0.60, 0.52), k=4, model=LARGE, engines=(0.7, 0.3)),
+        # Prose in a language that the drafter hardly knows.
+        server("prose-1", (0.24, 0.07)),
+        # A drafter that never worked.
+        server("broken-1", (0.027, 0.002), model=LARGE),
+        # Nobody asks anything for the last half hour.
+        server("night-1", script=(Change(3600.0, requests_per_second=0.0),)),
+        # Gone for the last quarter of an hour.
+        server("away-1", script=(Restart(4500.0, down_seconds=1e6),)),
+        # A live baseline, at loads that come and go.
+        server(
+            "plain-1",
+            k=0,
+            script=tuple(
+                Change(600.0 * i, requests_per_second=(0.6, 1.2, 0.3)[i % 3]) for i in range(1, 9)
+            ),
         ),
-    ),
+    )
 }
-TARGETS = {
+TARGETS: Mapping[str, Mapping[str, object]] = {
     "chat-1": {"reference": [0.47, 0.24]},
     "chat-2": {"reference": [0.47, 0.24]},
     "plain-1": {"role": "baseline"},
@@ -126,10 +126,10 @@ class Watched:
         if self.monitor.engine_version is None:
             self.monitor.learn_version("0.32.0")
 
-    def evaluate(self, t: float, peers: Mapping[str, object]) -> None:
+    def evaluate(self, t: float, peers: dict[str, Baseline]) -> None:
         """Judge, and decide about k, as the exporter's loop does."""
         if self.tuner is not None:
-            self.monitor.baselines.peers = dict(peers)  # type: ignore[arg-type]
+            self.monitor.baselines.peers = peers
             self.monitor.learn(t)
         self.monitor.judge(t)
         if self.tuner is not None:
@@ -155,11 +155,8 @@ class Feed:
         self.samples.setdefault((name, frozenset(labels.items())), []).append((t, value))
 
     def add_page(self, page: str, server: str, t: float) -> None:
-        """What a rule or a board could stand on, of a server's own page."""
-        wanted = "".join(
-            f"{line}\n" for line in page.splitlines() if line.startswith(tuple(VLLM.names))
-        )
-        for family in text_string_to_metric_families(wanted):
+        """A server's own page."""
+        for family in text_string_to_metric_families(page):
             for sample in family.samples:
                 labels = {**sample.labels, "job": "vllm", "instance": f"{server}:8000"}
                 self.add(sample.name, labels, t, sample.value)
@@ -209,6 +206,18 @@ class Feed:
         yield "# EOF\n"
 
 
+def _page(simulator: Simulator) -> bytes | None:
+    """What a rule or a board could stand on, without the rest of a server's long page."""
+    try:
+        snapshot = simulator.snapshot()
+    except ScrapeError:
+        return None
+    page = [f"process_start_time_seconds {snapshot.process_start_time or 0.0}"]
+    for engine in snapshot.engines:
+        page += lines(engine.counters, engine.engine, engine.model_name)
+    return "".join(f"{line}\n" for line in page).encode()
+
+
 def simulate(feed: Feed) -> None:
     """Let the fleet live, and the exporter watch it."""
     targets = [
@@ -229,12 +238,9 @@ def simulate(feed: Feed) -> None:
         t = EPOCH + i * STEP
         for name, simulator in simulators.items():
             simulator.advance(i * STEP)
-            try:
-                page = simulator.page()
-            except ScrapeError:
-                watched[name].scrape(None, t)
-            else:
-                watched[name].scrape(page, t)
+            page = _page(simulator)
+            watched[name].scrape(page, t)
+            if page is not None:
                 feed.add_page(page.decode(), name, t)
         peers = watched["plain-1"].monitor.as_peer(t)
         for one in watched.values():
@@ -296,3 +302,18 @@ def fed(prometheus: Path, promtool: Path, folder: Path) -> Iterator[Prometheus]:
     more = [f"--query.lookback-delta={STEP + 5:g}s"]
     with running(prometheus, folder, {}, more_arguments=more) as server:
         yield server
+
+
+def asker(server: Prometheus) -> Ask:
+    """Questions of a board to this Prometheus."""
+
+    def ask(expr: str, start: float, end: float, step: float | None) -> Sequence[Row]:
+        if step is None:
+            found = server.api("query", query=expr, time=f"{end:.3f}")["result"]
+            return [(one["metric"], [(one["value"][0], float(one["value"][1]))]) for one in found]
+        found = server.api(
+            "query_range", query=expr, start=f"{start:.3f}", end=f"{end:.3f}", step=f"{step:g}s"
+        )["result"]
+        return [(one["metric"], [(t, float(v)) for t, v in one["values"]]) for one in found]
+
+    return ask
