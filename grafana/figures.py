@@ -213,8 +213,13 @@ def decay(f: Figures, *, width: int = 12) -> PanelBuilder:
         return f"sum without (engine, position) ({f.rate(f.per_position_total, position)})"
 
     colors = (BLUE, ORANGE, PURPLE, TEAL, RED, "#b8860b", "#7a7a7a", "#c71585")
+    # The counter of a position that a smaller k has no more stands still, and says nothing.
     deeper = [
-        Line(f"{accepted(i)} / ({accepted(i - 1)} > 0)", f"{i - 1} → {i}", colors[i])
+        Line(
+            f"{accepted(i)} / ({accepted(i - 1)} > 0) and on ({f.on}) {f.k} > {i}",
+            f"{i - 1} → {i}",
+            colors[i],
+        )
         for i in range(1, DEEPEST)
     ]
     healthy = GUIDE_POSITIONS[1] / GUIDE_POSITIONS[0]
@@ -322,7 +327,8 @@ def drafting(f: Figures, *, width: int = 12) -> PanelBuilder:
         "of k: drafts vary (structured outputs, n-grams), deeper positions are lower bounds, and "
         "the rules on them are silent. Drafts per step under 100 %: steps without a draft, as in a "
         "batch-size schedule or with requests that opt out; over 100 %: the server counts padded "
-        "drafts, which are taken out of the ratios.",
+        "drafts, which are taken out of the ratios. In vLLM's own series the five minutes after a "
+        "change of k are a mixture of both.",
         [
             reference(
                 f"0.95 + 0 * ({f.k} > 0)", "below 95 % of k: rules on positions silent", ORANGE

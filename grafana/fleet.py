@@ -207,7 +207,7 @@ def _targets() -> PanelBuilder:
             "&var-target=${__data.fields.Target}&var-model_name=${__data.fields.Model}"
             "&${__url_time_range}",
         ),
-        height=11,
+        height=10,
         empty="no target: is the exporter scraped, and the right job chosen?",
     )
 

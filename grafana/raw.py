@@ -34,6 +34,11 @@ def _recorded(name: str, selector: str = SELECTOR) -> str:
     return f"{RECORDED}{name}{{{selector}}}"
 
 
+def _ratio(name: str, selector: str = SELECTOR) -> str:
+    """Without drafts a recorded ratio is 0 / 0, which is no figure."""
+    return f"({_recorded(name, selector)} >= 0)"
+
+
 def _increase(series: str, selector: str = SELECTOR) -> str:
     """As the recording rules count."""
     return f"sum without (engine) (increase(vllm:{series}{{{selector}}}[{WINDOW}]))"
@@ -42,18 +47,18 @@ def _increase(series: str, selector: str = SELECTOR) -> str:
 FIGURES = Figures(
     selector=SELECTOR,
     k=_recorded("num_speculative_tokens:count"),
-    acceptance=_recorded("acceptance:ratio5m"),
-    front=_recorded("front_acceptance:ratio5m"),
-    front_stderr=_recorded("front_acceptance:stderr5m"),
-    length=_recorded("acceptance_length:mean5m"),
+    acceptance=_ratio("acceptance:ratio5m"),
+    front=_ratio("front_acceptance:ratio5m"),
+    front_stderr=_ratio("front_acceptance:stderr5m"),
+    length=_ratio("acceptance_length:mean5m"),
     length_stderr=None,
     position=f"{_increase('spec_decode_num_accepted_tokens_per_pos_total')} / on ({ON}) "
     f"group_left () ({_recorded('verified_drafts:increase5m')} > 0)",
-    position_0=_recorded("position_0_acceptance:ratio5m"),
+    position_0=_ratio("position_0_acceptance:ratio5m"),
     reference_position=None,
     concurrency=_recorded("decode_concurrency:rate5m"),
     drafts=_recorded("drafts:increase5m"),
-    draft_length=_recorded("draft_length:mean5m"),
+    draft_length=_ratio("draft_length:mean5m"),
     coverage=f"{_recorded('drafts:increase5m')} / ({_recorded('decode_steps:increase5m')} > 0)",
     on=ON,
     per_position_total="vllm:spec_decode_num_accepted_tokens_per_pos_total",
@@ -69,6 +74,11 @@ def _decode_tokens(selector: str) -> str:
     generated = _increase("generation_tokens_total", selector)
     first = _increase("time_to_first_token_seconds_count", selector)
     return f"({generated} - {first} > 0)"
+
+
+def _steps() -> str:
+    """Counted here and now, as the seconds and tokens are that it divides."""
+    return f"({_increase('inter_token_latency_seconds_count')} > 0)"
 
 
 def _tpot(selector: str) -> str:
@@ -106,6 +116,7 @@ def panels() -> Sequence[tuple[str, Sequence[PanelBuilder]]]:
 def _servers() -> PanelBuilder:
     by = "by (instance, model_name)"
     k = _recorded("num_speculative_tokens:count", OF_JOB)
+    decoding = _recorded("decode_concurrency:rate5m", OF_JOB)
     alerts = f'ALERTS{{{OF_JOB}, alertname=~"SpecDec.+"'
     weighed = " or ".join(
         f'{weight} * {alerts}, alertstate="firing", severity="{severity}"}}'
@@ -113,18 +124,21 @@ def _servers() -> PanelBuilder:
     )
 
     def all_of(name: str) -> str:
-        return f"min {by} ({_recorded(name, OF_JOB)})"
+        return f"min {by} {_ratio(name, OF_JOB)}"
 
     return grid(
         "Servers, the worst first",
-        "Every server that speculates, sorted by the alerts that fire (a critical one weighs 100, "
+        "Every server, sorted by the alerts that fire (a critical one weighs 100, "
         "a warning 10, an info 1), then by front acceptance. A click on a server shows it below. "
         "There is no net gain here: vLLM's own series know no baseline; the exporter does. Values "
-        "that are missing: no drafts in the window.",
+        "that are missing: no drafts in the window. A server that does not answer has no row.",
         {"instance": ("Server", 220), "model_name": ("Model", 270)},
         [
             Value(
-                f"sum {by} ({weighed}) or 0 * max {by} ({k})", "Trouble", words=TROUBLE, width=110
+                f"sum {by} ({weighed}) or 0 * max {by} ({decoding})",
+                "Trouble",
+                words=TROUBLE,
+                width=110,
             ),
             Value(f'count {by} ({alerts}, alertstate="pending"}})', "Pending", "none", 0, width=90),
             Value(
@@ -142,7 +156,7 @@ def _servers() -> PanelBuilder:
             Value(f"max {by} ({k})", "k", "none", 0, width=60),
             Value(f"max {by} ({_tpot(OF_JOB)})", "TPOT", "s", 2, empty="idle", width=100),
             Value(
-                f"max {by} ({_recorded('decode_concurrency:rate5m', OF_JOB)})",
+                f"max {by} ({decoding})",
                 "In decode",
                 "none",
                 1,
@@ -157,13 +171,12 @@ def _servers() -> PanelBuilder:
             "&${__url_time_range}",
         ),
         height=8,
-        empty="no server speculates, or alerts/fleet.rules.yaml is not loaded",
+        empty="no server, or alerts/fleet.rules.yaml is not loaded",
     )
 
 
 def _time() -> PanelBuilder:
     seconds = _increase("inter_token_latency_seconds_sum")
-    steps = _recorded("decode_steps:increase5m")
     return graph(
         "TPOT and step time",
         "Time per output token after the first, weighted by tokens, and the time of a decode step, "
@@ -171,7 +184,7 @@ def _time() -> PanelBuilder:
         "TPOT with a server without speculation at the same number of requests in decode; without "
         "one nobody knows whether speculation pays. The exporter does this comparison.",
         [
-            Line(f"{seconds} / ({steps} > 0)", "step (vLLM's inter-token latency)", GREY, width=1),
+            Line(f"{seconds} / {_steps()}", "step (vLLM's inter-token latency)", GREY, width=1),
             Line(_tpot(SELECTOR), "TPOT", BLUE),
         ],
         unit="s",
@@ -182,7 +195,6 @@ def _time() -> PanelBuilder:
 
 
 def _per_step() -> PanelBuilder:
-    steps = _recorded("decode_steps:increase5m")
     return graph(
         "Tokens per decode step",
         "What a request gains in a decode step, steps without a draft included. 1 is what there is "
@@ -190,7 +202,7 @@ def _per_step() -> PanelBuilder:
         "Falling with acceptance: the drafter or the workload.",
         [
             reference(f"1 + 0 * {FIGURES.k}", "without speculation"),
-            Line(f"{_decode_tokens(SELECTOR)} / ({steps} > 0)", "tokens per step", BLUE),
+            Line(f"{_decode_tokens(SELECTOR)} / {_steps()}", "tokens per step", BLUE),
         ],
         unit="none",
         decimals=2,

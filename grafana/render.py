@@ -59,7 +59,7 @@ PALETTE = (
     "#1b4f72",
 )
 DASHES: Mapping[str, Any] = {"solid": "-", "dash": (0, (5, 3)), "dot": (0, (1, 2))}
-MOST_COLORS = 96
+MOST_COLORS = 128
 """Of a picture, which keeps its file small."""
 
 
@@ -85,7 +85,7 @@ class View:
 
     def series(self, panel: Json, query: Query) -> list[Series]:
         """The answer to one query, under the names that Grafana would show."""
-        expr = filled_in(query.expr, self.choice, rate_seconds=60, step=self.step)
+        expr = filled_in(query.expr, self.choice, rate_seconds=120, step=self.step)
         found = []
         for labels, values in self.ask(
             expr, self.start, self.end, None if query.instant else self.step
@@ -98,7 +98,7 @@ class View:
 
 
 def draw(
-    board: Json, ask: Ask, choice: Choice, start: float, end: float, *, scale: float = 2.0
+    board: Json, ask: Ask, choice: Choice, start: float, end: float, *, scale: float = 1.5
 ) -> bytes:
     """A PNG of a board.
 
@@ -296,7 +296,7 @@ def _graph(
     shown = [one for one in series if not one.settings.get("custom.hideFrom", {}).get("legend")]
     entries = [(one, colors[id(one)]) for one in shown]
     below = _legend(sheet, (x, y, w, h), entries)
-    axes = _axes(figure, (x + 46, y + 28, w - 58, h - 28 - 20 - below), height)
+    axes = _axes(figure, (x + 46, y + 28, w - 66, h - 28 - 22 - below), height)
     _plain(axes)
     ground: dict[float, float] = {}
     by_name = {one.name: one for one in series}
@@ -370,7 +370,7 @@ def _plain(axes: Axes) -> None:
         side.set_visible(False)
     axes.grid(color=GRID, lw=0.7)
     axes.set_axisbelow(True)
-    axes.tick_params(length=0, labelsize=6.8, colors=FAINT, pad=3)
+    axes.tick_params(length=0, labelsize=6.8, colors=FAINT, pad=4)
 
 
 def _parts(values: Sequence[_Point], step: float) -> list[list[_Point]]:
@@ -414,7 +414,7 @@ def _legend(sheet: Axes, box: Box, entries: Sequence[tuple[Series, str]]) -> flo
             dashes = DASHES[one.settings.get("custom.lineStyle", {}).get("fill", "solid")]
             if one.settings.get("custom.fillBelowTo"):
                 sheet.add_patch(
-                    Rectangle((start, at - 7), 14, 8, fc=color, alpha=0.25, ec=color, lw=0.5)
+                    Rectangle((start, at - 7), 14, 8, fc=color, alpha=0.55, ec=color, lw=0.5)
                 )
             else:
                 sheet.plot([start, start + 14], [at - 3, at - 3], color=color, lw=1.6, ls=dashes)
@@ -446,7 +446,8 @@ def _tiles(
         middle = x + w * (i % across + 0.5) / across
         top = y + 26 + (h - 30) * (i // across) / down
         room = (h - 30) / down
-        sheet.text(middle, top + room * 0.28, one.name, size=7.6, color=FAINT, ha="center")
+        size = 7.6 * min(1.0, (w / across - 10) / _wide(one.name, 7.6))
+        sheet.text(middle, top + room * 0.28, one.name, size=size, color=FAINT, ha="center")
         sheet.text(
             middle,
             top + room * 0.74,

@@ -109,25 +109,26 @@ def _now() -> PanelBuilder:
     gain = _gauge("tpot_gain_ratio", ', match="concurrency"')
     return tiles(
         "Now",
-        f"The guide's numbers over the last {WINDOW}. A figure that is not here has no value now: "
-        "without drafts there is no acceptance, without a baseline no gain, and a target that does "
-        "not answer has none of them. Begin with the net gain: from 10 % all is well, below 0 "
-        "lower k or switch speculation off, whatever acceptance says.",
+        f"The guide's numbers over the last {WINDOW}, with what it expects in brackets. A figure "
+        "that is not here has no value now: without drafts there is no acceptance, without a "
+        "baseline no gain, and a target that does not answer has none of them. Begin with the net "
+        "gain: from 10 % all is well, below 0 lower k or switch speculation off, whatever "
+        "acceptance says.",
         [
             Value(f"specdec_up{{{OF_TARGET}}}", "answers", words=ANSWERS),
-            Value(gain, "net gain (guide 10–15 %)", "percentunit", 1, GAIN_STEPS),
+            Value(gain, "net gain (10–15 %)", "percentunit", 1, GAIN_STEPS),
             Value(
                 FIGURES.front,
-                "front acceptance (guide 34–36 %)",
+                "front acceptance (34–36 %)",
                 "percentunit",
                 1,
                 FRONT_STEPS,
             ),
-            Value(FIGURES.length, "MAL (guide 1.71)", "none", 2),
+            Value(FIGURES.length, "MAL (1.71 at k = 2)", "none", 2),
             Value(_gauge("tpot_seconds"), "TPOT", "s", 2),
             Value(FIGURES.k, "k", "none", 0),
             Value(
-                f"sum without (rule) ({_firing()})",
+                f"sum (max by (rule) ({_firing()}))",
                 "rules firing",
                 "none",
                 0,

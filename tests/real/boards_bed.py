@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
-from specdec_exporter.baseline import Baseline
+from specdec_exporter.baseline import Baseline, BaselinePoint
+from specdec_exporter.baselines import Baselines
 from specdec_exporter.config import Settings, Target
 from specdec_exporter.expose import registry
 from specdec_exporter.loop import Monitor
@@ -45,6 +46,18 @@ EXPORTER = {"job": "specdec", "instance": "exporter:19185"}
 SMALL, LARGE = "google/gemma-4-E4B-it", "google/gemma-4-31B-it"
 
 
+STEP_SECONDS = ((1.0, 0.018), (8.0, 0.019), (32.0, 0.022))
+"""Of a small, slow machine without speculation, by the requests in decode."""
+BASELINE = Baseline(
+    "measured",
+    SMALL,
+    "",
+    EPOCH,
+    tuple(BaselinePoint(c, seconds, 0.0001, 1e5) for c, seconds in STEP_SECONDS),
+)
+"""Nobody has measured one of the large model."""
+
+
 def server(
     name: str,
     rates: tuple[float, ...] = (0.47, 0.24),
@@ -54,14 +67,14 @@ def server(
     script: tuple[Change | Restart, ...] = (),
     engines: tuple[float, ...] = (1.0,),
 ) -> Scenario:
-    """A small, slow machine whose requests are all alike: an hour of it takes a second."""
+    """One whose requests are all alike: an hour of it takes a second."""
     return Scenario(
         name,
         "",
         k=k,
         acceptance=Acceptance(rates, variance_inflation=1.0),
         traffic=Traffic(requests_per_second=0.6),
-        step_time=StepTime(base=((1.0, 0.018), (8.0, 0.019), (32.0, 0.022))),
+        step_time=StepTime(base=STEP_SECONDS),
         script=script,
         engine_shares=engines,
         model_name=model,
@@ -91,20 +104,13 @@ FLEET: Mapping[str, Scenario] = {
         server("night-1", script=(Change(3600.0, requests_per_second=0.0),)),
         # Gone for the last quarter of an hour.
         server("away-1", script=(Restart(4500.0, down_seconds=1e6),)),
-        # A live baseline, at loads that come and go.
-        server(
-            "plain-1",
-            k=0,
-            script=tuple(
-                Change(600.0 * i, requests_per_second=(0.6, 1.2, 0.3)[i % 3]) for i in range(1, 9)
-            ),
-        ),
+        # Without speculation.
+        server("plain-1", k=0),
     )
 }
 TARGETS: Mapping[str, Mapping[str, object]] = {
     "chat-1": {"reference": [0.47, 0.24]},
     "chat-2": {"reference": [0.47, 0.24]},
-    "plain-1": {"role": "baseline"},
 }
 """Settings of a target that are not the defaults."""
 
@@ -126,11 +132,8 @@ class Watched:
         if self.monitor.engine_version is None:
             self.monitor.learn_version("0.32.0")
 
-    def evaluate(self, t: float, peers: dict[str, Baseline]) -> None:
+    def evaluate(self, t: float) -> None:
         """Judge, and decide about k, as the exporter's loop does."""
-        if self.tuner is not None:
-            self.monitor.baselines.peers = peers
-            self.monitor.learn(t)
         self.monitor.judge(t)
         if self.tuner is not None:
             self.tuner.evaluate(self.monitor.evidence(t), t, self.monitor.baseline_curves())
@@ -227,12 +230,11 @@ def simulate(feed: Feed) -> None:
     settings = Settings(targets=targets, interval=STEP)
     store = Store(None)
     watched = {
-        target.name: Watched(
-            Monitor(target, settings),
-            None if target.role == "baseline" else Tuner(target, settings.tuner, store),
-        )
+        target.name: Watched(Monitor(target, settings), Tuner(target, settings.tuner, store))
         for target in targets
     }
+    for one in watched.values():
+        one.monitor.baselines = Baselines(BASELINE, None)
     simulators = {name: Simulator(scenario, seed=1) for name, scenario in FLEET.items()}
     for i in range(round(SECONDS / STEP) + 1):
         t = EPOCH + i * STEP
@@ -242,9 +244,8 @@ def simulate(feed: Feed) -> None:
             watched[name].scrape(page, t)
             if page is not None:
                 feed.add_page(page.decode(), name, t)
-        peers = watched["plain-1"].monitor.as_peer(t)
         for one in watched.values():
-            one.evaluate(t, peers)
+            one.evaluate(t)
         feed.add_served([one.status() for one in watched.values()], t)
 
 
@@ -271,7 +272,7 @@ def replay(feed: Feed) -> float:
             watched[name].scrape(page.encode(), t)
             feed.add_page(page, name, t)
         for one in watched.values():
-            one.evaluate(t, {})
+            one.evaluate(t)
         feed.add_served([one.status() for one in watched.values()], t)
     return begun
 
@@ -299,7 +300,7 @@ def fed(prometheus: Path, promtool: Path, folder: Path) -> Iterator[Prometheus]:
     )
     assert made.returncode == 0, made.stdout + made.stderr
     # What is not scraped any more is gone at once, as where Prometheus scrapes by itself.
-    more = [f"--query.lookback-delta={STEP + 5:g}s"]
+    more = [f"--query.lookback-delta={STEP:g}s"]
     with running(prometheus, folder, {}, more_arguments=more) as server:
         yield server
 
