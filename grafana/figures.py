@@ -253,7 +253,7 @@ def concurrency(f: Figures, *, width: int = 8) -> PanelBuilder:
         "for a batch-size schedule. Uneven engines ask for a look at the load balancer. Idle is 0.",
         [
             Line(f.rate(f.decode_seconds_total), "engine {{engine}}", width=1),
-            Line(f.concurrency, "all engines", BLUE),
+            Line(f.concurrency, "all engines", PURPLE),
         ],
         unit="none",
         decimals=1,

@@ -444,13 +444,12 @@ def _tiles(
         unit, decimals = one.settings.get("unit", "none"), one.settings.get("decimals")
         text = text or formatted(value, unit, decimals, view.end)
         middle = x + w * (i % across + 0.5) / across
-        top = y + 26 + (h - 30) * (i // across) / down
-        room = (h - 30) / down
+        centre = y + 26 + (h - 30) * (i // across + 0.5) / down
         size = 7.6 * min(1.0, (w / across - 10) / _wide(one.name, 7.6))
-        sheet.text(middle, top + room * 0.28, one.name, size=size, color=FAINT, ha="center")
+        sheet.text(middle, centre - 16, one.name, size=size, color=FAINT, ha="center")
         sheet.text(
             middle,
-            top + room * 0.74,
+            centre + 16,
             text,
             size=17 if len(text) < 9 else 13,
             weight="bold",
@@ -492,7 +491,7 @@ def _grid(
     for by in reversed(panel["options"]["sortBy"]):
         key = partial(_cell_of, by["displayName"])
         rows.sort(key=key, reverse=bool(by.get("desc")))
-    x, y, w, _ = box
+    x, y, w, h = box
     columns = [name for name in columns if any(name in row for row in rows)]
     settings = {name: _settings(panel, name, "") for name in columns}
     widths = [float(settings[name].get("custom.width") or 90) for name in columns]
@@ -502,8 +501,11 @@ def _grid(
     for name, wide in zip(columns, widths, strict=True):
         sheet.text(left, at, name, size=7.4, weight="bold", color=FAINT)
         left += wide
-    for row in rows:
+    for i, row in enumerate(rows):
         at += 27
+        if at > y + h - 8:
+            sheet.text(x + 10, at - 19, f"{len(rows) - i} more below", size=7, color=FAINT)
+            break
         sheet.plot([x + 8, x + w - 8], [at - 18, at - 18], color=GRID, lw=0.8)
         left = x + 10
         for name, wide in zip(columns, widths, strict=True):

@@ -7,7 +7,10 @@ is written down, beside the server's own series and what Prometheus's engine mak
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,8 +29,11 @@ from specdec_exporter.simulator.simulator import EPOCH
 from specdec_exporter.store import Store
 from specdec_exporter.tuner import Tuner
 
-from grafana.query import Ask, Row
+from grafana.dashboards import boards, written
+from grafana.query import Ask, Choice, Row
+from grafana.render import draw
 from tests.pages import H200, lines, recording
+from tests.real import debian
 from tests.real.prometheus_bed import Prometheus, running
 from tests.real.promtool_bed import Labels, Question, ask
 
@@ -94,6 +100,8 @@ FLEET: Mapping[str, Scenario] = {
         ),
         # The guide's case.
         server("chat-2"),
+        # Position 1 has just collapsed.
+        server("chat-3", script=(Change(4950.0, rates=(0.47, 0.06)),)),
         # Code, which is easy to draft, on two unequal engines.
         server("code-1", (0.82, 0.70, 0.60, 0.52), k=4, model=LARGE, engines=(0.7, 0.3)),
         # Prose in a language that the drafter hardly knows.
@@ -233,8 +241,9 @@ def simulate(feed: Feed) -> None:
         target.name: Watched(Monitor(target, settings), Tuner(target, settings.tuner, store))
         for target in targets
     }
-    for one in watched.values():
-        one.monitor.baselines = Baselines(BASELINE, None)
+    for name, one in watched.items():
+        if FLEET[name].k:
+            one.monitor.baselines = Baselines(BASELINE, None)
     simulators = {name: Simulator(scenario, seed=1) for name, scenario in FLEET.items()}
     for i in range(round(SECONDS / STEP) + 1):
         t = EPOCH + i * STEP
@@ -300,7 +309,7 @@ def fed(prometheus: Path, promtool: Path, folder: Path) -> Iterator[Prometheus]:
     )
     assert made.returncode == 0, made.stdout + made.stderr
     # What is not scraped any more is gone at once, as where Prometheus scrapes by itself.
-    more = [f"--query.lookback-delta={STEP:g}s"]
+    more = [f"--query.lookback-delta={STEP - 1:g}s"]
     with running(prometheus, folder, {}, more_arguments=more) as server:
         yield server
 
@@ -318,3 +327,32 @@ def asker(server: Prometheus) -> Ask:
         return [(one["metric"], [(t, float(v)) for t, v in one["values"]]) for one in found]
 
     return ask
+
+
+CHOICES: Mapping[str, Choice] = {
+    "specdec-fleet": {"job": ".*", "target": ".*", "model_name": ".*", "engine": ".*"},
+    "specdec-target": {"job": ".*", "target": "chat-1", "model_name": SMALL, "engine": ".*"},
+    "specdec-raw": {"job": ".*", "target": "chat-1:8000", "model_name": SMALL, "engine": ".*"},
+}
+"""What the pictures show."""
+
+
+def main(folder: Path) -> None:
+    """Draw all boards: `python -m tests.real.boards_bed docs/boards`."""
+    prometheus, promtool = debian.find("prometheus"), debian.find("promtool")
+    if prometheus is None or promtool is None:
+        sys.exit("there is no Prometheus; get it with: python -m tests.real.debian prometheus")
+    folder.mkdir(exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        fed(prometheus, promtool, Path(scratch)) as server,
+    ):
+        for name, board in boards().items():
+            stem = name.removesuffix(".json")
+            picture = draw(json.loads(written(board)), asker(server), CHOICES[stem], EPOCH, NOW)
+            (folder / f"{stem}.png").write_bytes(picture)
+            print(f"{folder / stem}.png: {len(picture)} bytes")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
