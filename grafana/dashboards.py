@@ -244,7 +244,7 @@ def boards() -> dict[str, Board]:
 
 def written(board: Board) -> str:
     """The text of a board's file."""
-    return json.dumps(board.build(), cls=JSONEncoder, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(board.build(), cls=JSONEncoder, indent=1, ensure_ascii=False) + "\n"
 
 
 def main() -> None:

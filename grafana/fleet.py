@@ -204,7 +204,7 @@ def _targets() -> PanelBuilder:
         link=(
             "Open the board of this target",
             "/d/specdec-target?${datasource:queryparam}&${job:queryparam}"
-            "&var-target=${__data.fields.Target}&var-model_name=${__data.fields.Model}"
+            "&var-target=${__data.fields.Target:percentencode}&var-model_name=${__data.fields.Model:percentencode}"
             "&${__url_time_range}",
         ),
         height=10,

@@ -29,6 +29,7 @@ from grafana_foundation_sdk.models.common import (
     LegendPlacement,
     LineInterpolation,
     SortOrder,
+    StackingMode,
     TooltipDisplayMode,
     VisibilityMode,
     VizOrientation,
@@ -149,7 +150,8 @@ def graph(
     if high is not None:
         panel = panel.axis_soft_max(high)
     if stacked:
-        panel = panel.fill_opacity(15)
+        together = common.StackingConfig().mode(StackingMode.NORMAL).group("A")
+        panel = panel.fill_opacity(15).stacking(together)
     for i, line in enumerate(lines):
         panel = panel.with_target(_query(line.expr, line.legend, i))
         properties = _drawn(line)
@@ -402,7 +404,9 @@ def bars(
                         },
                     },
                 ),
-                DataTransformerConfig(id_val="sortBy", options={"sort": [{"field": label}]}),
+                DataTransformerConfig(
+                    id_val="sortBy", options={"fields": {}, "sort": [{"field": label}]}
+                ),
             ]
         )
     )

@@ -167,7 +167,7 @@ def _servers() -> PanelBuilder:
         link=(
             "Show this server below",
             "/d/specdec-raw?${datasource:queryparam}&${job:queryparam}"
-            "&var-target=${__data.fields.Server}&var-model_name=${__data.fields.Model}"
+            "&var-target=${__data.fields.Server:percentencode}&var-model_name=${__data.fields.Model:percentencode}"
             "&${__url_time_range}",
         ),
         height=8,

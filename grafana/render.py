@@ -304,7 +304,7 @@ def _graph(
         settings, color = one.settings, colors[id(one)]
         stroke = DASHES[settings.get("custom.lineStyle", {}).get("fill", "solid")]
         values = list(one.values)
-        if settings.get("custom.fillOpacity") and not settings.get("custom.fillBelowTo"):
+        if settings.get("custom.stacking", {}).get("mode") == "normal":
             values = [(t, v + ground.get(t, 0.0)) for t, v in values]
             axes.fill_between(
                 [t for t, _ in values],

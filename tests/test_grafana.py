@@ -93,6 +93,14 @@ def test_a_board_can_be_imported_as_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_board_fits_into_a_config_map_and_the_annotation_that_kubectl_makes_of_it(
+    name: str,
+) -> None:
+    text = (FOLDER / name).read_text(encoding="utf-8")
+    assert len(json.dumps({"data": {name: text}}).encode()) < 200_000  # of 262,144
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_the_variables_are_those_named_and_each_is_used(name: str) -> None:
     found = board(name)
     assert [one["name"] for one in found["templating"]["list"]] == VARIABLES
@@ -271,6 +279,15 @@ def test_a_windowed_gauge_is_asked_for_one_window_and_no_engine(name: str) -> No
             assert ('window=~"|5m"' in selector) == (metric in windowed), expr
             if metric in windowed:
                 assert "engine" not in selector
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_picture_in_the_docs_is_small_and_called_a_drawing(name: str) -> None:
+    picture = ROOT / "docs" / "boards" / name.replace(".json", ".png")
+    assert 10_000 < picture.stat().st_size < 250_000
+    text = (ROOT / "docs" / "grafana.md").read_text(encoding="utf-8")
+    assert f"(boards/{picture.name})" in text
+    assert "not screenshots of Grafana" in re.sub(r"\s+", " ", text)
 
 
 def test_what_grafana_fills_in_is_filled_in() -> None:

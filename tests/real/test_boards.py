@@ -228,6 +228,14 @@ def test_a_change_of_k_is_one_mark_where_it_happened(board: str, ask: Ask) -> No
     assert 4260.0 <= t - EPOCH <= 4260.0 + 2 * STEP
 
 
+@pytest.mark.parametrize("board", ["target", "raw"])
+def test_a_position_that_a_smaller_k_has_no_more_is_gone_and_not_zero(board: str, ask: Ask) -> None:
+    (panel,) = [p for p in panels(BOARDS[board]) if p["title"] == "Decay from position to position"]
+    (query,) = [query for query in queries(panel) if query.legend == "0 → 1"]
+    assert answers(ask, query, on(board, "chat-1"), EPOCH + 4100.0)
+    assert not answers(ask, query, on(board, "chat-1"), NOW)
+
+
 def test_both_sources_say_the_same_of_a_server(ask: Ask) -> None:
     compared = 0
     for title, legends in OF_DRAFTS.items():
