@@ -53,11 +53,12 @@ bench-tuner: $(STAMP) ## measure what the tuner gets of what is possible; ARGS="
 bench-drift: $(STAMP) ## drift detectors: false alarms and delays; ARGS="--quick", ARGS=scenarios.yaml
 	nice $(PYTHON) -m bench.drift $(ARGS)
 
-docs: $(STAMP) ## write what is made from the code: docs/metrics.md and the rules in alerts/
+docs: $(STAMP) ## write what is made from the code: docs/metrics.md, alerts/ and the boards of grafana/
 	$(PYTHON) -m specdec_exporter.expose > docs/metrics.md.new
 	@mv docs/metrics.md.new docs/metrics.md
 	$(VENV)/bin/specdec-exporter rules > alerts/specdec.rules.yaml
 	$(VENV)/bin/specdec-exporter rules --source vllm > alerts/fleet.rules.yaml
+	$(PYTHON) -m grafana.dashboards
 
 COMPILE := $(VENV)/bin/uv pip compile pyproject.toml --quiet --no-config --universal \
 	--python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command "make lock"

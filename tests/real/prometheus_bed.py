@@ -126,6 +126,7 @@ def running(
     *,
     rule_files: Sequence[Path] = (),
     alertmanager: Alertmanager | None = None,
+    more_arguments: Sequence[str] = (),
 ) -> Iterator[Prometheus]:
     """A Prometheus that scrapes, under the name of each job, the one URL given for it."""
     config: dict[str, Any] = {
@@ -151,6 +152,7 @@ def running(
         f"--storage.tsdb.path={folder / 'data'}",
         f"--web.listen-address={address}",
         "--log.level=warn",
+        *more_arguments,
     ]
     with _running(binary, arguments, folder / "prometheus.log", address, folder):
         yield Prometheus(f"http://{address}")

@@ -21,7 +21,7 @@ Values = Sequence[float | None]
 
 _IMPOSSIBLE = {"labels": "impossible", "value": 0}
 _GOT = re.compile(r"^ {8}got: ?(.*)$", re.M)
-_SAMPLE = re.compile(r'(\w*)\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\} (\S+?)(?:, |$)')
+_SAMPLE = re.compile(r'([\w:]*)\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\} (\S+?)(?:, |$)')
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 

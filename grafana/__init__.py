@@ -1,0 +1,1 @@
+"""Generates the Grafana boards; `python -m grafana.dashboards` writes them."""
