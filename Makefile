@@ -37,7 +37,7 @@ test-long: $(STAMP) vllm ## run what takes minutes on a real vLLM: calibrate, an
 
 # A program that cannot be had is told of here; its tests are skipped, or fail where CI is set.
 programs: $(STAMP)
-	@$(PYTHON) -m tests.real.debian prometheus prometheus-alertmanager || :
+	@$(PYTHON) -m tests.real.debian prometheus prometheus-alertmanager kubectl || :
 
 vllm:
 	@tests/vllm/install.sh > /dev/null || :
@@ -56,6 +56,7 @@ docs: $(STAMP) ## write what is made from the code: docs/metrics.md and the rule
 	@mv docs/metrics.md.new docs/metrics.md
 	$(VENV)/bin/specdec-exporter rules > alerts/specdec.rules.yaml
 	$(VENV)/bin/specdec-exporter rules --source vllm > alerts/fleet.rules.yaml
+	$(VENV)/bin/specdec-exporter rules --format prometheusrule > deploy/kubernetes/monitoring/prometheus-rule.yaml
 
 COMPILE := $(VENV)/bin/uv pip compile pyproject.toml --quiet --no-config --universal \
 	--python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command "make lock"
