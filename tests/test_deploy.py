@@ -85,9 +85,6 @@ def exporter(pod: dict[str, Any]) -> dict[str, Any]:
     return container
 
 
-# The image
-
-
 def instructions() -> list[tuple[str, str]]:
     text = re.sub(r"^#.*\n", "", DOCKERFILE.read_text(), flags=re.M).replace("\\\n", " ")
     lines = [line.split(None, 1) for line in text.splitlines() if line.strip()]
@@ -203,9 +200,6 @@ def test_the_health_check_fails_where_nobody_answers() -> None:
     assert health_check(free_port()) != 0
 
 
-# Settings
-
-
 @pytest.mark.parametrize("path", SETTINGS, ids=lambda p: p.parent.name)
 def test_settings_are_good(path: Path) -> None:
     assert load(path, environ={}).targets
@@ -234,9 +228,6 @@ def test_in_a_container_the_exporter_listens_on_every_address_at_the_port_that_i
 def test_beside_vllm_the_target_is_called_after_the_pod() -> None:
     (target,) = settings_in(exporter(beside()["spec"]["template"])).targets
     assert (target.name, target.url) == ("pod-1", "http://127.0.0.1:8000/metrics")
-
-
-# Kubernetes
 
 
 @pytest.mark.parametrize("version", ["1.25", "1.30", kubernetes_validate.latest_version()])
@@ -353,9 +344,6 @@ def test_every_dashboard_becomes_a_config_map_that_fits_into_kubernetes() -> Non
     assert all(path.stat().st_size < 250_000 for path in DASHBOARDS.glob("*.json"))
 
 
-# Compose
-
-
 def services() -> dict[str, Any]:
     found: dict[str, Any] = document(COMPOSE)["services"]
     return found
@@ -441,9 +429,6 @@ def test_in_compose_prometheus_and_grafana_find_what_is_mounted() -> None:
     assert mounted()[provider["options"]["path"]] == DASHBOARDS
 
 
-# systemd
-
-
 def unit(name: str) -> dict[str, str]:
     lines = (DEPLOY / "systemd" / name).read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if re.match(r"\w+=", line))
@@ -460,9 +445,6 @@ def test_the_unit_starts_the_command_with_the_file_that_lies_here_for_it() -> No
 def test_the_path_unit_watches_a_file_in_the_folder_that_the_drop_in_opens() -> None:
     watched = Path(unit("vllm-restart.path")["PathChanged"])
     assert str(watched.parent) == unit("autotune.conf")["ReadWritePaths"]
-
-
-# The map
 
 
 def test_the_map_names_every_folder() -> None:

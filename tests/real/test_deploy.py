@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -140,7 +139,7 @@ def test_systemd_reckons_the_unit_hardly_exposed(tmp_path: Path) -> None:
     assert float(found[1]) <= MOST_EXPOSED
 
 
-def test_compose_takes_its_file() -> None:
+def test_compose_takes_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
     compose: list[str | Path]
     if path := shutil.which("docker-compose"):
         compose = [path]
@@ -148,6 +147,6 @@ def test_compose_takes_its_file() -> None:
         compose = [present("docker"), "compose"]
         if run(*compose, "version", check=False).returncode:
             pytest.skip("this docker has no compose")
+    monkeypatch.setenv("GRAFANA_PASSWORD", "secret")
     file = DEPLOY / "compose" / "compose.yaml"
-    os.environ.setdefault("GRAFANA_PASSWORD", "secret")
     assert "exporter" in run(*compose, "--file", file, "config").stdout
