@@ -215,9 +215,7 @@ def settings_in(container: dict[str, Any]) -> Settings:
 
 
 def test_in_a_container_the_exporter_listens_on_every_address_at_the_port_that_is_scraped() -> None:
-    assert load(environ={k: v for k, v in variables().items() if k != "STATE_DIRECTORY"}).listen == (
-        "0.0.0.0:19185"
-    )
+    assert load(environ=variables()).listen == "0.0.0.0:19185"
     assert len(pods()) == 2
     for pod in pods():
         host, port = listen_address(settings_in(exporter(pod)).listen)

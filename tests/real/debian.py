@@ -57,7 +57,7 @@ def ensure(program: str) -> Path:
         MissingProgramError: it could not be fetched or does not run here.
     """
     path = find(program) or _fetch(program)
-    asked = [path, *ASK_VERSION.get(program, ["--version"])]
+    asked: list[str | Path] = [path, *ASK_VERSION.get(program, ["--version"])]
     try:
         subprocess.run(asked, capture_output=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError) as error:

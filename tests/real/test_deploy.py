@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 from ruamel.yaml import YAML
 
@@ -79,8 +80,6 @@ def built(name: str) -> str:
 
 @pytest.mark.parametrize("name", KUSTOMIZATIONS)
 def test_kubectl_builds_what_the_schemas_of_kubernetes_take(name: str) -> None:
-    import kubernetes_validate
-
     documents = list(YAML(typ="safe").load_all(built(name)))
     kinds = [document["kind"] for document in documents]
     assert len(kinds) > 3
