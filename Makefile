@@ -9,13 +9,16 @@ STAMP := $(VENV)/.made-with-$(notdir $(PYTHON3))
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long checks lint programs vllm bench bench-tuner bench-drift docs lock clean
+.PHONY: help demo monitor test test-long checks lint programs vllm bench bench-tuner bench-drift docs lock clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 demo: $(STAMP) ## run the exporter on a simulated vLLM; ARGS="--scenario list" and the like
 	$(VENV)/bin/specdec-exporter demo $(ARGS)
+
+monitor: $(STAMP) ## run Prometheus and Alertmanager on the demo, and print what is sent
+	@$(PYTHON) -m tests.real.monitor
 
 # vLLM takes minutes to install the first time. Its tests come last and wait for it.
 test: $(STAMP) ## fetch Prometheus and vLLM, lint, and run all tests
