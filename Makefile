@@ -54,12 +54,18 @@ bench-tuner: $(STAMP) ## measure what the tuner gets of what is possible; ARGS="
 bench-drift: $(STAMP) ## drift detectors: false alarms and delays; ARGS="--quick", ARGS=scenarios.yaml
 	nice $(PYTHON) -m bench.drift $(ARGS)
 
-docs: $(STAMP) ## write what is made from the code: docs/metrics.md and the rules in alerts/
+docs: $(STAMP) ## write what is made from the code, and the site of docs/ to build/site
 	$(PYTHON) -m specdec_exporter.expose > docs/metrics.md.new
 	@mv docs/metrics.md.new docs/metrics.md
+	$(PYTHON) -m reference.settings > docs/settings.md.new
+	@mv docs/settings.md.new docs/settings.md
+	$(PYTHON) -m reference.api > docs/api.md.new
+	@mv docs/api.md.new docs/api.md
+	$(PYTHON) -m reference.shell docs/numbers.md
 	$(VENV)/bin/specdec-exporter rules > alerts/specdec.rules.yaml
 	$(VENV)/bin/specdec-exporter rules --source vllm > alerts/fleet.rules.yaml
 	$(VENV)/bin/specdec-exporter rules --format prometheusrule > deploy/kubernetes/monitoring/prometheus-rule.yaml
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
 COMPILE := $(VENV)/bin/uv pip compile pyproject.toml --quiet --no-config --universal \
 	--python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command "make lock"
