@@ -9,13 +9,16 @@ STAMP := $(VENV)/.made-with-$(notdir $(PYTHON3))
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long checks clock-checks lint programs vllm bench bench-tuner bench-drift docs lock clean
+.PHONY: help demo monitor test test-long checks clock-checks lint programs vllm bench bench-tuner bench-drift docs lock clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 demo: $(STAMP) ## run the exporter on a simulated vLLM; ARGS="--scenario list" and the like
 	$(VENV)/bin/specdec-exporter demo $(ARGS)
+
+monitor: $(STAMP) ## run Prometheus and Alertmanager on the demo, and print what is sent
+	@$(PYTHON) -m tests.real.monitor
 
 # What depends on how fast real programs are comes first on the processor; the rest takes what is left.
 test: $(STAMP) ## fetch Prometheus and vLLM, lint, and run all tests
@@ -39,7 +42,7 @@ test-long: $(STAMP) vllm ## run what takes minutes on a real vLLM: calibrate, an
 
 # A program that cannot be had is told of here; its tests are skipped, or fail where CI is set.
 programs: $(STAMP)
-	@$(PYTHON) -m tests.real.debian prometheus prometheus-alertmanager || :
+	@$(PYTHON) -m tests.real.debian prometheus prometheus-alertmanager kubectl || :
 
 vllm:
 	@tests/vllm/install.sh > /dev/null || :
@@ -53,12 +56,19 @@ bench-tuner: $(STAMP) ## measure what the tuner gets of what is possible; ARGS="
 bench-drift: $(STAMP) ## drift detectors: false alarms and delays; ARGS="--quick", ARGS=scenarios.yaml
 	nice $(PYTHON) -m bench.drift $(ARGS)
 
-docs: $(STAMP) ## write what is made from the code: docs/metrics.md, alerts/ and the boards of grafana/
+docs: $(STAMP) ## write what is made from the code, and the site of docs/ to build/site
 	$(PYTHON) -m specdec_exporter.expose > docs/metrics.md.new
 	@mv docs/metrics.md.new docs/metrics.md
+	$(PYTHON) -m reference.settings > docs/settings.md.new
+	@mv docs/settings.md.new docs/settings.md
+	$(PYTHON) -m reference.api > docs/api.md.new
+	@mv docs/api.md.new docs/api.md
+	$(PYTHON) -m reference.shell docs/numbers.md
 	$(VENV)/bin/specdec-exporter rules > alerts/specdec.rules.yaml
 	$(VENV)/bin/specdec-exporter rules --source vllm > alerts/fleet.rules.yaml
 	$(PYTHON) -m grafana.dashboards
+	$(VENV)/bin/specdec-exporter rules --format prometheusrule > deploy/kubernetes/monitoring/prometheus-rule.yaml
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
 
 COMPILE := $(VENV)/bin/uv pip compile pyproject.toml --quiet --no-config --universal \
 	--python-version 3.11 --generate-hashes --no-emit-index-url --custom-compile-command "make lock"

@@ -133,19 +133,27 @@ def create_app(service: Service) -> FastAPI:
 
     @app.api_route("/metrics", methods=_READ)
     async def metrics(request: Request) -> Response:
+        """The metrics page for Prometheus: text, or OpenMetrics where that is asked for."""
         body, content_type = render(collectors, request.headers.get("accept", ""))
         return Response(body, headers={"Content-Type": content_type})
 
     @app.api_route("/-/healthy", methods=_READ)
     async def healthy() -> Response:
+        """Answers 200 while the exporter runs, whatever its targets do."""
         return PlainTextResponse("specdec-exporter is healthy.\n")
 
     @app.api_route("/-/ready", methods=_READ)
     async def ready() -> Response:
+        """Answers 200 once requests are served, whatever its targets do."""
         return PlainTextResponse("specdec-exporter is ready.\n")
 
     @app.post("/-/reload")
     async def reload(request: Request) -> Response:
+        """Reads the settings anew, as SIGHUP does; needs the admin token.
+
+        Settings that are wrong are answered with 500 and the place of each mistake; the old ones
+        stay in force.
+        """
         if (refusal := _refusal(request, service.settings)) is not None:
             return refusal
         try:
@@ -159,6 +167,7 @@ def create_app(service: Service) -> FastAPI:
 
     @app.post("/api/v1/drift/acknowledge")
     async def acknowledge(request: Request, target: str = "", model: str = "") -> Response:
+        """Ends a drift incident of a model of a target; needs the admin token."""
         if (refusal := _refusal(request, service.settings)) is not None:
             return refusal
         if service.acknowledge_drift(target, model):
@@ -167,6 +176,7 @@ def create_app(service: Service) -> FastAPI:
 
     @app.post("/api/v1/drift/relearn")
     async def relearn(request: Request, target: str = "", model: str = "") -> Response:
+        """Begins the reference of a model of a target anew; needs the admin token."""
         if (refusal := _refusal(request, service.settings)) is not None:
             return refusal
         if service.relearn_reference(target, model):
@@ -175,6 +185,11 @@ def create_app(service: Service) -> FastAPI:
 
     @app.post("/api/v1/autotune/{action}")
     async def autotune(request: Request, action: str, target: str = "", k: str = "") -> Response:
+        """Has the tuner `pause`, `resume`, `apply` or `rollback`; needs the admin token.
+
+        Without `target` all targets pause or resume, and the only one is changed. `apply` takes
+        `k`, or what is recommended. What is refused is answered with 409 and the reason.
+        """
         if service.settings.admin_token is None or action not in _AUTOTUNE:
             return PlainTextResponse("Not found.\n", status_code=404)
         if (refusal := _refusal(request, service.settings)) is not None:
@@ -190,6 +205,10 @@ def create_app(service: Service) -> FastAPI:
 
     @app.post("/hooks/alertmanager")
     async def alertmanager(request: Request) -> Response:
+        """Takes in webhook messages of Alertmanager, version 4; needs the admin token.
+
+        SpecDecDrafterBroken and SpecDecPositionDecay count as rules of the targets that they name.
+        """
         if service.settings.admin_token is None:
             return PlainTextResponse("Not found.\n", status_code=404)
         if (refusal := _refusal(request, service.settings)) is not None:
@@ -208,14 +227,17 @@ def create_app(service: Service) -> FastAPI:
 
     @app.api_route("/api/v1/audit", methods=_READ)
     async def audit(limit: int = 100) -> Response:
+        """The newest entries, at most 1000, of the audit log: what was decided and done about k."""
         return JSONResponse(service.audit(min(max(limit, 1), 1000)))
 
     @app.api_route("/api/v1/status", methods=_READ)
     async def status() -> Response:
+        """All that is known of all targets: figures, verdicts, drift, baselines, the tuner."""
         return JSONResponse(_plain(service.status()))
 
     @app.api_route("/", methods=_READ, response_class=HTMLResponse)
     async def index() -> Response:
+        """The page for people."""
         settings = service.settings
         return HTMLResponse(
             page.render(

@@ -264,6 +264,7 @@ class Settings(BaseSettings):
     rules: Annotated[Thresholds, NoDecode, BeforeValidator(_mapping)] = Thresholds()
     """Which rules are judged, and by what numbers."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least that is logged, on standard error."""
 
     @field_validator("listen")
     @classmethod

@@ -1,4 +1,4 @@
-"""Prometheus and Alertmanager from Debian's or Ubuntu's archive, without root.
+"""Prometheus, Alertmanager and kubectl from Debian's or Ubuntu's archive, without root.
 
 A program on PATH is taken as it is. Otherwise its package is fetched with `apt-get download`,
 unpacked with `dpkg -x` into a cache folder and run from there: nothing is installed, no service is
@@ -19,10 +19,14 @@ PACKAGES = {
     "promtool": "prometheus",
     "prometheus-alertmanager": "prometheus-alertmanager",
     "amtool": "prometheus-alertmanager",
+    "kubectl": "kubernetes-client",
 }
 """The program, by Debian's name for it, and the package that has it."""
 
 UPSTREAM_NAMES = {"prometheus-alertmanager": "alertmanager"}
+
+ASK_VERSION = {"kubectl": ["version", "--client"]}
+"""Where it is not `--version`."""
 
 FETCH_SECONDS = 240
 
@@ -53,8 +57,9 @@ def ensure(program: str) -> Path:
         MissingProgramError: it could not be fetched or does not run here.
     """
     path = find(program) or _fetch(program)
+    asked: list[str | Path] = [path, *ASK_VERSION.get(program, ["--version"])]
     try:
-        subprocess.run([path, "--version"], capture_output=True, timeout=30, check=True)
+        subprocess.run(asked, capture_output=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         raise MissingProgramError(f"{path} does not run: {error}") from error
     return path

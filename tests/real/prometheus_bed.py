@@ -83,12 +83,12 @@ class Alertmanager:
 
 @contextmanager
 def running_alertmanager(
-    binary: Path, folder: Path, config: Mapping[str, Any]
+    binary: Path, folder: Path, config: Mapping[str, Any], address: str = ""
 ) -> Iterator[Alertmanager]:
     """An Alertmanager of its own, without peers."""
     # YAML takes JSON as it is.
     (folder / "alertmanager.yml").write_text(json.dumps(config))
-    address = f"127.0.0.1:{free_port()}"
+    address = address or f"127.0.0.1:{free_port()}"
     arguments = [
         f"--config.file={folder / 'alertmanager.yml'}",
         f"--storage.path={folder / 'alertmanager'}",
@@ -123,6 +123,7 @@ def running(
     folder: Path,
     jobs: Mapping[str, str],
     scrape_interval: str = "1s",
+    address: str = "",
     *,
     rule_files: Sequence[Path] = (),
     alertmanager: Alertmanager | None = None,
@@ -142,11 +143,11 @@ def running(
         "rule_files": [str(path) for path in rule_files],
     }
     if alertmanager is not None:
-        address = httpx.URL(alertmanager.url).netloc.decode()
-        config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [address]}]}]}
+        manager = httpx.URL(alertmanager.url).netloc.decode()
+        config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [manager]}]}]}
     # YAML takes JSON as it is.
     (folder / "prometheus.yml").write_text(json.dumps(config))
-    address = f"127.0.0.1:{free_port()}"
+    address = address or f"127.0.0.1:{free_port()}"
     arguments = [
         f"--config.file={folder / 'prometheus.yml'}",
         f"--storage.tsdb.path={folder / 'data'}",
