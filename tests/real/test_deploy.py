@@ -18,7 +18,6 @@ pytestmark = pytest.mark.prometheus
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 KUSTOMIZATIONS = ["base", "autotune", "monitoring", "example"]
-NEEDS_DASHBOARDS = {"monitoring", "example"}
 UNITS = ["specdec-exporter.service", "vllm-restart.service", "vllm-restart.path"]
 MOST_EXPOSED = 1.5
 """Of 10, by systemd's own reckoning."""
