@@ -21,6 +21,7 @@ NOT_RUN = {
     r"specdec-exporter serve\b": "runs until Ctrl-C; tests/real runs it",
     r"--url http://127\.0\.0\.1:8000": "needs a vLLM",
     r"bench sweep": "starts a vLLM",
+    r"doctor --config vllm\.yaml": "ends with 1, as it should; tests/test_doctor.py runs it",
     r"pip install": "takes packages from a registry",
     r"systemctl": "needs root and systemd",
     r"^docker |docker compose": "needs a container engine",

@@ -243,7 +243,7 @@ def simulate(feed: Feed) -> None:
     }
     for name, one in watched.items():
         if FLEET[name].k:
-            one.monitor.baselines = Baselines(BASELINE, None)
+            one.monitor.baselines = Baselines((BASELINE,), None)
     simulators = {name: Simulator(scenario, seed=1) for name, scenario in FLEET.items()}
     for i in range(round(SECONDS / STEP) + 1):
         t = EPOCH + i * STEP
