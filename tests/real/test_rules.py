@@ -289,6 +289,11 @@ def test_the_measured_gain_is_judged_where_the_baseline_covers_it(
     assert ends_with(World(k=2).run(4, HEALTHY, known=known)) == alerts
 
 
+def test_a_server_that_does_not_speculate_gains_nothing_and_is_not_told_so(ever: Names) -> None:
+    known = {"tpot_gain": -0.01, "tpot_gain_stderr": 0.001, "baseline_covered": 1.0}
+    assert ever(World(k=0).run(4, (), drafts=0.0, steps=20.0, known=known)) == set()
+
+
 def test_without_a_baseline_nothing_is_said_of_the_gain(ever: Names) -> None:
     assert ever(World(k=2).run(4, HEALTHY, known={"baseline_covered": 0.0})) == set()
 
