@@ -222,6 +222,8 @@ class Seen:
     positions: Sequence[float]
     served: bool
     """Whether the whole step was served."""
+    load: Sequence[tuple[float, float]]
+    """Requests in flight, and the tokens that were decoded meanwhile."""
 
 
 class Policy(Protocol):
@@ -266,6 +268,7 @@ def run(world: World, start_k: int, policy: Policy, *, lucky: bool = True) -> Ou
         if world.scenario.open_loop:
             c, fastest = world.settle(i, k, factor)
             arrived = world.load[i]
+            load = [(c, arrived * serving)]
             held = waiting + arrived * out
             outcome.request_seconds += (waiting + held) / 2 / ANSWER_TOKENS * out
             if held > 0 or fastest < arrived:
@@ -278,6 +281,7 @@ def run(world: World, start_k: int, policy: Policy, *, lucky: bool = True) -> Ou
                 mean = (MOST_IN_FLIGHT * drain + c * (serving - drain)) / serving
                 outcome.request_seconds += busy * drain + c * (serving - drain)
                 tokens = fastest * drain + arrived * (serving - drain)
+                load = [(MOST_IN_FLIGHT, fastest * drain), (c, arrived * (serving - drain))]
                 waiting, c = left, mean
             else:
                 outcome.request_seconds += c * serving
@@ -285,6 +289,7 @@ def run(world: World, start_k: int, policy: Policy, *, lucky: bool = True) -> Ou
         else:
             c = world.load[i]
             tokens = world.speed(i, k, c, factor) * serving
+            load = [(c, tokens)]
         outcome.tokens += tokens
         step = world.step_seconds(k, c) * factor
         seen = Seen(
@@ -298,6 +303,7 @@ def run(world: World, start_k: int, policy: Policy, *, lucky: bool = True) -> Ou
             baseline_step=world.step_seconds(0, c),
             positions=world.positions[world.regimes[i]][:k],
             served=out == 0,
+            load=load,
         )
         chosen = policy(seen)
         out = 0.0
@@ -363,7 +369,7 @@ class Eyes:
     def __init__(self, world: World) -> None:
         self.chance = random.Random(f"eyes {world.scenario.name} {world.seed}")
         self.hour: deque[tuple[float, list[float], float]] = deque(maxlen=int(3600 / STEP))
-        self.mix: deque[tuple[float, float]] = deque(maxlen=int(3600 / STEP))
+        self.mix: deque[Sequence[tuple[float, float]]] = deque(maxlen=int(3600 / STEP))
         self.since: dict[str, float] = {}
         self.firing: dict[str, float] = {}
         self.started = 0
@@ -371,6 +377,7 @@ class Eyes:
     def look(self, seen: Seen) -> Evidence:
         if seen.started != self.started:
             self.hour.clear()
+            self.mix.clear()
             self.since.clear()
             self.firing.clear()
             self.started = seen.started
@@ -383,7 +390,7 @@ class Eyes:
         gain = 1 - seen.step_seconds / (length * seen.baseline_step)
         gain += self.chance.gauss(0, GAIN_NOISE)
         self.hour.append((drafts, ratios, seen.c))
-        self.mix.append((max(1.0, seen.c), seen.throughput))
+        self.mix.append(seen.load)
         window = _pooled([self.hour[-1]])
         self._judge(seen, window, gain)
         return Evidence(
@@ -393,7 +400,7 @@ class Eyes:
             hour=_pooled(self.hour),
             window=window,
             window_seconds=STEP,
-            load=_levels(self.mix),
+            load=_levels([level for levels in self.mix for level in levels]),
             decode_concurrency=seen.c,
             step_seconds=seen.step_seconds,
             tokens_per_step=length,
@@ -436,12 +443,12 @@ def _pooled(rows: Sequence[tuple[float, list[float], float]] | deque[Any]) -> Ac
     return Acceptance(ratios, stderrs, drafts)
 
 
-def _levels(mix: Sequence[tuple[float, float]] | deque[tuple[float, float]]) -> list[Any]:
+def _levels(mix: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     levels: dict[int, tuple[float, float]] = {}
     for c, weight in mix:
-        total, tokens = levels.get(level := round(math.log(c) * 3), (0.0, 0.0))
-        levels[level] = total + c * weight, tokens + weight
-    return [(total / tokens, tokens) for total, tokens in levels.values()]
+        total, tokens = levels.get(level := round(math.log(max(1.0, c)) * 3), (0.0, 0.0))
+        levels[level] = total + max(1.0, c) * weight, tokens + weight
+    return [(total / tokens, tokens) for total, tokens in levels.values() if tokens > 0]
 
 
 class GuideAlone:
