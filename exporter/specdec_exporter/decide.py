@@ -362,7 +362,6 @@ class _Outlook:
     promise: float = 0.0
     """Speed gained by going there, less the allowance for error; as a ratio."""
     wanted_now: int | None = None
-    blocks: tuple[Block, ...] = ()
 
 
 def _look(
@@ -393,7 +392,7 @@ def _look(
         coverage=coverage,
         prefill_tokens_per_token=_prefill(evidence),
     )
-    advice = _guide(k, seen, evidence, now, settings, predictions)
+    advice = _guide(k, evidence, settings, predictions)
     # A block on what the guide advises is a measurement that says otherwise.
     if advice is not None and not _blocked(state.blocks, advice.k or 0, evidence, settings):
         return advice
@@ -466,9 +465,7 @@ def _same_front(position_0: float, seen: Acceptance, settings: TunerSettings) ->
 
 def _guide(
     k: int,
-    seen: Acceptance,
     evidence: Evidence,
-    now: float,
     settings: TunerSettings,
     predictions: Sequence[Prediction],
 ) -> _Outlook | None:
@@ -492,13 +489,8 @@ def _guide(
         return None
     speed = {p.k: p.speedup for p in predictions}
     promise = speed[to_k] / speed[k] - 1.0 if to_k in speed and k in speed else 0.0
-    block = Block(
-        to_k + 1, now + settings.block_for, why, deeper_too=True, position_0=seen.ratios[0]
-    )
     wish = "off" if to_k == 0 else f"k = {to_k}"
-    return _Outlook(
-        to_k, f"{wish} by the guide: {why}", tuple(predictions), promise, to_k, (block,)
-    )
+    return _Outlook(to_k, f"{wish} by the guide: {why}", tuple(predictions), promise, to_k)
 
 
 def _loses(evidence: Evidence, settings: TunerSettings) -> bool:
@@ -634,7 +626,7 @@ def _decide(
         return _watch(state, state.change, evidence, now, settings, decision)
     if (why := _hindrance(state, evidence, now, settings, outlook, flapping=flapping)) is not None:
         return state, decision(Kind.HOLD, why)
-    return state, decision(Kind.CHANGE, outlook.reason, to_k=outlook.k, blocks=outlook.blocks)
+    return state, decision(Kind.CHANGE, outlook.reason, to_k=outlook.k)
 
 
 def _hindrance(
