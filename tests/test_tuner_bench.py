@@ -71,7 +71,7 @@ def test_a_deep_k_piles_requests_up_under_a_fixed_arrival_rate() -> None:
 GOOD = {
     "tuner": Row("", "tuner", [0.97] * 40, [1.0] * 40, 1.0, 6, 4),
     "k = 1": Row("", "k = 1", [0.97] * 40, [1.0] * 40, 0.0, 0, 0),
-    AT_ONCE: Row("", AT_ONCE, [0.96] * 40, [0.99] * 40, 0.3, 1, 1),
+    AT_ONCE: Row("", AT_ONCE, [0.95] * 40, [0.96] * 40, 0.3, 1, 1),
 }
 
 
@@ -83,8 +83,8 @@ GOOD = {
         (H200, {"shares": [0.9] * 3 + [0.98] * 37}, "fifth percentile: 90.0 % for 91.0 %"),
         (H200, {"against_k1": [0.98, 1.2]}, "worst world against k = 1: 98.0 % for 99.0 %"),
         (H200, {"most_ordinary": 5}, "5 changes in 24 hours for 4"),
-        (replace(H200, open_loop=True), {"against_k1": [0.96] * 40}, ""),
-        (replace(H200, open_loop=True), {"shares": [0.94] + [0.98] * 39}, "97.9 % for 99.0 %"),
+        (replace(H200, open_loop=True), {"against_k1": [0.97] * 40}, ""),
+        (replace(H200, open_loop=True), {"against_k1": [0.95, 1.1]}, "95.0 % for 96.0 %"),
         (replace(H200, start_factor=0.2), {"against_k1": [0.98, 1.2]}, "98.0 % for 99.0 %"),
     ],
 )
