@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.tuner import (
+    AT_ONCE,
     Fixed,
     Following,
     Row,
@@ -16,6 +17,7 @@ from bench.tuner import (
     World,
     main,
     measure,
+    missed,
     planned,
     read_scenarios,
     run,
@@ -64,6 +66,55 @@ def test_a_change_costs_its_time_without_service() -> None:
 def test_a_deep_k_piles_requests_up_under_a_fixed_arrival_rate() -> None:
     world = World(next(one for one in scenarios() if one.open_loop), 0)
     assert run(world, 4, Fixed()).score(world) < 0.5 * run(world, 1, Fixed()).score(world)
+
+
+GOOD = {
+    "tuner": Row("", "tuner", [0.97] * 40, [1.0] * 40, 1.0, 6, 4),
+    "k = 1": Row("", "k = 1", [0.97] * 40, [1.0] * 40, 0.0, 0, 0),
+    AT_ONCE: Row("", AT_ONCE, [0.95] * 40, [0.96] * 40, 0.3, 1, 1),
+}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "changed", "said"),
+    [
+        (H200, {}, ""),
+        (H200, {"shares": [0.96] * 40}, "mean share: 96.0 % for 96.5 %"),
+        (H200, {"shares": [0.9] * 3 + [0.98] * 37}, "fifth percentile: 90.0 % for 91.0 %"),
+        (H200, {"against_k1": [0.98, 1.2]}, "worst world against k = 1: 98.0 % for 99.0 %"),
+        (H200, {"most_ordinary": 5}, "5 changes in 24 hours for 4"),
+        (replace(H200, open_loop=True), {"against_k1": [0.97] * 40}, ""),
+        (replace(H200, open_loop=True), {"against_k1": [0.95, 1.1]}, "95.0 % for 96.0 %"),
+        (replace(H200, start_factor=0.2), {"against_k1": [0.98, 1.2]}, "98.0 % for 99.0 %"),
+    ],
+)
+def test_each_goal_that_is_missed_is_told(
+    scenario: Scenario, changed: dict[str, object], said: str
+) -> None:
+    policies = {**GOOD, "tuner": replace(GOOD["tuner"], **changed)}  # type: ignore[arg-type]
+    told = list(missed(scenario, list(policies.values())))
+    assert len(told) == bool(said)
+    assert said in "".join(told)
+
+
+def test_where_starts_differ_what_luck_does_to_k_1_is_no_miss_of_the_tuners() -> None:
+    unlucky = replace(GOOD["k = 1"], shares=[0.8] * 40, against_k1=[0.84] * 40)
+    worst = replace(GOOD["tuner"], shares=[0.85] * 3 + [0.98] * 37, against_k1=[0.85] * 40)
+    rows = [worst, unlucky, GOOD[AT_ONCE]]
+    assert list(missed(replace(H200, start_factor=0.2), rows)) == []
+    assert len(list(missed(H200, rows))) == 2
+
+
+def test_the_bench_ends_with_1_where_a_goal_is_missed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--only", "H200, costs", "--worlds", "1", "--set", "paused=true"]) == 1
+    assert "MISSED: H200, costs wrong by 10 %: mean share" in capsys.readouterr().out
+
+
+def test_who_goes_to_one_token_at_once_pays_for_one_change() -> None:
+    (scenario,) = (one for one in scenarios() if one.open_loop)
+    at_once = {row.policy: row for row in measure(scenario, 1, {})}[AT_ONCE]
+    assert (at_once.changes * 3, at_once.most_changes) == (1, 1)
+    assert at_once.against_k1[0] < 1
 
 
 def test_scenarios_come_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,6 +31,8 @@ DAY_SECONDS = 86400.0
 FIRING = "firing"
 K_FLAPPING = "k_flapping"
 """The info state of a workload that asks for another k again and again."""
+ANOTHER_LOAD = 2.0
+"""By this factor the requests in decode must differ to make another load."""
 
 
 class Kind(StrEnum):
@@ -95,6 +97,7 @@ class Side:
     tpot_seconds: float | None = None
     throughput: float | None = None
     decode_concurrency: float | None = None
+    peak_concurrency: float | None = None
     position_0: float | None = None
     position_0_stderr: float = 0.0
 
@@ -124,6 +127,9 @@ class Block:
     deeper_too: bool = False
     position_0: float | None = None
     """The block ends as well when position 0 is no longer what it was here."""
+    decode_concurrency: float | None = None
+    """At which it was worse. The more requests there are, the more it costs to check drafts: the
+    block of a deeper k than was left ends at much smaller loads, that of a smaller k at larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +157,8 @@ class TunerState:
     last_change: float | None = None
     switched_off: float | None = None
     """When speculation was switched off here."""
+    piles_up: bool = False
+    """Whether requests were waiting for the server after the last change."""
     blocks: tuple[Block, ...] = ()
     tails: tuple[Tail, ...] = ()
     wanted: int | None = None
@@ -354,7 +362,6 @@ class _Outlook:
     promise: float = 0.0
     """Speed gained by going there, less the allowance for error; as a ratio."""
     wanted_now: int | None = None
-    blocks: tuple[Block, ...] = ()
 
 
 def _look(
@@ -385,20 +392,22 @@ def _look(
         coverage=coverage,
         prefill_tokens_per_token=_prefill(evidence),
     )
-    advice = _guide(k, seen, evidence, now, settings, predictions)
+    advice = _guide(k, evidence, settings, predictions)
     # A block on what the guide advises is a measurement that says otherwise.
-    if advice is not None and not _blocked(state.blocks, advice.k or 0, seen, settings):
+    if advice is not None and not _blocked(state.blocks, advice.k or 0, evidence, settings):
         return advice
     if not predictions:
         return _Outlook(reason="no step time has been measured yet")
-    allowed = [p for p in predictions if not _blocked(state.blocks, p.k, seen, settings)]
+    allowed = [p for p in predictions if not _blocked(state.blocks, p.k, evidence, settings)]
     trial = k > 1 and state.costs.starts(1) < settings.trial_starts
-    best, promise = _best(predictions, allowed, k, settings, trial=trial)
+    # Who waits for the server pays for a change by minutes, and the others by the queue.
+    least = settings.override_gain if state.piles_up else settings.min_gain
+    best, promise = _best(predictions, allowed, k, settings, least, trial=trial)
     by_k = {p.k: p for p in predictions}
     wanted = _wanted_now(state.wanted, evidence, predictions, acceptance[0], coverage, settings)
     if best == k:
         reason = f"k = {k} is best here: {_shown(by_k[k])}"
-    elif promise <= settings.min_gain:
+    elif promise <= least:
         reason = (
             f"k = {best} has hardly been measured here and could be faster than k = {k}: "
             f"{_shown(by_k[best])}, and {_shown(by_k[k])}"
@@ -456,9 +465,7 @@ def _same_front(position_0: float, seen: Acceptance, settings: TunerSettings) ->
 
 def _guide(
     k: int,
-    seen: Acceptance,
     evidence: Evidence,
-    now: float,
     settings: TunerSettings,
     predictions: Sequence[Prediction],
 ) -> _Outlook | None:
@@ -482,13 +489,8 @@ def _guide(
         return None
     speed = {p.k: p.speedup for p in predictions}
     promise = speed[to_k] / speed[k] - 1.0 if to_k in speed and k in speed else 0.0
-    block = Block(
-        to_k + 1, now + settings.block_for, why, deeper_too=True, position_0=seen.ratios[0]
-    )
     wish = "off" if to_k == 0 else f"k = {to_k}"
-    return _Outlook(
-        to_k, f"{wish} by the guide: {why}", tuple(predictions), promise, to_k, (block,)
-    )
+    return _Outlook(to_k, f"{wish} by the guide: {why}", tuple(predictions), promise, to_k)
 
 
 def _loses(evidence: Evidence, settings: TunerSettings) -> bool:
@@ -499,15 +501,29 @@ def _loses(evidence: Evidence, settings: TunerSettings) -> bool:
     return evidence.gain + settings.verify_z * evidence.gain_stderr < 0
 
 
-def _blocked(
-    blocks: Sequence[Block], k: int, seen: Acceptance, settings: TunerSettings
-) -> Block | None:
-    for block in blocks:
-        meant = k == block.k or (block.deeper_too and k > block.k)
-        lifted = block.position_0 is not None and not _same_front(block.position_0, seen, settings)
-        if meant and not lifted:
-            return block
-    return None
+def _blocked(blocks: Sequence[Block], k: int, evidence: Evidence, settings: TunerSettings) -> bool:
+    return any(
+        (k == block.k or (block.deeper_too and k > block.k)) and _holds(block, evidence, settings)
+        for block in blocks
+    )
+
+
+def _holds(block: Block, evidence: Evidence, settings: TunerSettings) -> bool:
+    seen, load = evidence.hour, _mean_load(evidence)
+    front = block.position_0
+    if front is not None and seen is not None and not _same_front(front, seen, settings):
+        return False
+    if block.decode_concurrency is None or load is None:
+        return True
+    if block.deeper_too:
+        return load > block.decode_concurrency / ANOTHER_LOAD
+    return load < block.decode_concurrency * ANOTHER_LOAD
+
+
+def _mean_load(evidence: Evidence) -> float | None:
+    """Requests in decode over the hour, by tokens."""
+    tokens = sum(weight for _, weight in evidence.load)
+    return sum(c * weight for c, weight in evidence.load) / tokens if tokens > 0 else None
 
 
 def _best(
@@ -515,12 +531,13 @@ def _best(
     allowed: Sequence[Prediction],
     k: int,
     settings: TunerSettings,
+    least: float,
     *,
     trial: bool,
 ) -> tuple[int, float]:
-    """The k with the largest promise, and the promise; k itself where none is large enough.
+    """The k with the largest promise, and the promise; k itself where none exceeds the least.
 
-    In a trial k = 1 has the benefit of its error, where no other is better: it is the safe one, and
+    In a trial k = 1 needs no more than to look better, where no other does: it is the safe one, and
     if its cost is overrated only measuring can tell.
     """
     here = next(p for p in predictions if p.k == k)
@@ -531,8 +548,7 @@ def _best(
         promise = gain - settings.stderr_multiple * stderr
         if there.k == k:
             continue
-        tried = trial and best == k and there.k == 1 and gain + stderr > settings.min_gain
-        if tried or promise > max(settings.min_gain, most):
+        if promise > max(least, most) or (trial and there.k == 1 and gain > 0):
             best, most = there.k, promise
     return best, most
 
@@ -610,7 +626,7 @@ def _decide(
         return _watch(state, state.change, evidence, now, settings, decision)
     if (why := _hindrance(state, evidence, now, settings, outlook, flapping=flapping)) is not None:
         return state, decision(Kind.HOLD, why)
-    return state, decision(Kind.CHANGE, outlook.reason, to_k=outlook.k, blocks=outlook.blocks)
+    return state, decision(Kind.CHANGE, outlook.reason, to_k=outlook.k)
 
 
 def _hindrance(
@@ -668,8 +684,14 @@ def _watch(
     k, to_k = evidence.observed_k, change.to_k
     done = replace(state, change=None)
 
-    def back(why: str, *, deeper_too: bool = False, position_0: float | None = None) -> Decision:
-        block = Block(to_k, now + settings.block_for, why, deeper_too, position_0)
+    def back(
+        why: str,
+        *,
+        deeper_too: bool = False,
+        position_0: float | None = None,
+        load: float | None = None,
+    ) -> Decision:
+        block = Block(to_k, now + settings.block_for, why, deeper_too, position_0, load)
         return decision(Kind.ROLLBACK, why, from_k=to_k, to_k=change.from_k, blocks=(block,))
 
     if now - (change.seen_at or change.at) > settings.ready_timeout:
@@ -690,7 +712,10 @@ def _watch(
         return done, decision(Kind.HOLD, f"k = {to_k} stays, but could not be compared")
     if early := _too_early(change, evidence, now, settings):
         return state, decision(Kind.VERIFY, early)
-    comparison = compare(change.before, _side(evidence), settings)
+    after = _side(evidence)
+    state = replace(state, piles_up=_piled_up(change.before, after))
+    done = replace(state, change=None)
+    comparison = compare(change.before, after, settings)
     if comparison.cost is None:
         why = f"k = {to_k} cannot be compared yet: {comparison.why}"
         return state, decision(Kind.VERIFY, why)
@@ -707,6 +732,7 @@ def _watch(
         f"worse beyond noise: {told}, compared with k = {change.from_k}",
         deeper_too=to_k > change.from_k,
         position_0=evidence.hour.ratios[0] if to_k == 1 and evidence.hour else None,
+        load=_mean_load(evidence),
     )
 
 
@@ -736,13 +762,9 @@ def compare(before: Side, after: Side, settings: TunerSettings) -> Comparison:
     """Compare the two sides of a change.
 
     By the net gain, each side against the baseline at its own concurrency; without a baseline by
-    TPOT itself. The load must be alike, by throughput or by the requests in decode, since either
-    moves by itself when a token gets cheaper; and so must position 0.
+    TPOT itself. The load must be alike, and so must position 0.
     """
-    within = settings.throughput_within
-    if not _alike(before.throughput, after.throughput, within) and not _alike(
-        before.decode_concurrency, after.decode_concurrency, within
-    ):
+    if not _same_load(before, after, settings.throughput_within):
         return Comparison(None, 0.0, "the load is another one")
     if before.position_0 is not None and after.position_0 is not None:
         noise = settings.verify_z * math.hypot(before.position_0_stderr, after.position_0_stderr)
@@ -760,8 +782,26 @@ def compare(before: Side, after: Side, settings: TunerSettings) -> Comparison:
     return Comparison(None, 0.0, "there are no times of one side")
 
 
-def _alike(a: float | None, b: float | None, within: float) -> bool:
-    return bool(a and b) and a is not None and b is not None and abs(b / a - 1) <= within
+def _same_load(before: Side, after: Side, within: float) -> bool:
+    """Whether throughput or the requests in decode are alike; a dearer token moves one of them.
+
+    Where one grew and the other shrank it is the server that changed: requests pile up at a k that
+    is too slow for them, and another load moves both the same way.
+    """
+    if not (before.throughput and before.decode_concurrency):
+        return False
+    if not (after.throughput and after.decode_concurrency):
+        return False
+    throughput = after.throughput / before.throughput - 1
+    concurrency = after.decode_concurrency / before.decode_concurrency - 1
+    return min(abs(throughput), abs(concurrency)) <= within or throughput * concurrency < 0
+
+
+def _piled_up(before: Side, after: Side) -> bool:
+    """Whether the server met a queue when it came back: arrivals had not waited for answers."""
+    if before.peak_concurrency is None or after.peak_concurrency is None:
+        return False
+    return after.peak_concurrency > ANOTHER_LOAD * before.peak_concurrency
 
 
 def _side(evidence: Evidence) -> Side:
@@ -774,6 +814,7 @@ def _side(evidence: Evidence) -> Side:
         tpot_seconds=evidence.tpot_seconds,
         throughput=evidence.decode_throughput,
         decode_concurrency=evidence.decode_concurrency,
+        peak_concurrency=max((c for c, _ in evidence.load), default=None),
         position_0=front.ratios[0] if front is not None and known else None,
         position_0_stderr=front.stderrs[0] if front is not None and known else 0.0,
     )

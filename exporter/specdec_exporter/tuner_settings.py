@@ -37,14 +37,14 @@ class TunerSettings(BaseModel):
     stderr_multiple: Multiple = 0.25
     """Standard errors of the promise that are added to `min_gain`."""
     trial_starts: Annotated[int, Field(ge=0)] = 2
-    """k = 1 that has been measured in fewer starts is tried where one standard error could make it
-    best."""
+    """k = 1 that has been measured in fewer starts is tried where it looks better at all."""
     cooldown: Wait = 1800.0
     """Between two changes."""
     changes_per_day: Annotated[int, Field(ge=2)] = 4
     """In any 24 hours; the last one is kept for k = 1 or a way back."""
     override_gain: Ratio = 0.08
-    """A change that promises more than this need not mind the daily limit."""
+    """A change that promises more than this need not mind the daily limit. Less is no reason where
+    requests queued up during the last change."""
     flapping_turns: Annotated[int, Field(ge=2)] = 6
     """So many turns of what the last window asks for make a workload that flaps."""
     flapping_within: Duration = 21600.0
@@ -68,7 +68,7 @@ class TunerSettings(BaseModel):
     same_acceptance_within: Ratio = 0.05
     """Position 0 that has moved by less, or is within `verify_z` of noise, is the same workload."""
     block_for: Duration = 86400.0
-    """A k that was rolled back, or left on the guide's advice, is not tried again for so long."""
+    """A k that was rolled back is not tried again for so long at the load it was found at."""
 
     start_spread: Ratio = 0.13
     """Assumed relative spread of the step time between starts of one server, until several starts
