@@ -255,7 +255,7 @@ def create_app(service: Service) -> FastAPI:
         if len(streams) >= MOST_STREAMS:
             return PlainTextResponse("Too many are listening; ask /state.\n", status_code=503)
         return StreamingResponse(
-            _news(service.pulse, board, streams),
+            news(service.pulse, board, streams),
             media_type="text/event-stream",
             headers={"X-Accel-Buffering": "no"},
         )
@@ -301,7 +301,7 @@ def _boards(service: Service) -> Callable[[], Board]:
     return board
 
 
-async def _news(
+async def news(
     pulse: Pulse, board: Callable[[], Board], streams: set[object]
 ) -> AsyncIterator[str]:
     """One event now, and one whenever there is news; a slow reader misses all but the newest."""

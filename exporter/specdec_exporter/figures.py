@@ -83,8 +83,12 @@ def _absent(name: str, why: str, bands: str = "") -> Figure:
     return Figure(name, "", "", "", why, bands, "quiet", "", None)
 
 
-def _pm(stderr: float | None, scale: float = 100.0, digits: int = 1) -> str:
-    return "" if stderr is None else f"{scale * INTERVAL * stderr:.{digits}f}"
+def plus_minus(stderr: float | None, scale: float = 100.0, digits: int = 1) -> str:
+    """Half of a 95 % interval, in percent unless another scale is given; empty where unknown."""
+    if stderr is None:
+        return ""
+    half, least = scale * INTERVAL * stderr, 10.0**-digits
+    return f"{half:.{digits}f}" if half >= least / 2 else f"below {least:.{digits}f}"
 
 
 def _half(stderr: float | None) -> float | None:
@@ -112,7 +116,7 @@ def _acceptance(derived: Derived, limit: float | None) -> Figure:
         name=name,
         short="Acceptance",
         value=percent(value),
-        plus_minus=_pm(derived.acceptance_ratio_stderr),
+        plus_minus=plus_minus(derived.acceptance_ratio_stderr),
         absent="",
         bands=bands,
         tone=tone,
@@ -140,7 +144,7 @@ def _length(derived: Derived) -> Figure:
         name=name,
         short="MAL",
         value=f"{value:.2f}",
-        plus_minus=_pm(derived.mean_acceptance_length_stderr, 1.0, 2),
+        plus_minus=plus_minus(derived.mean_acceptance_length_stderr, 1.0, 2),
         absent="",
         bands=bands,
         tone="quiet",
@@ -165,7 +169,7 @@ def _decay(derived: Derived, limit: float | None) -> Figure:
             name="Position 0",
             short="Position 0",
             value=percent(first),
-            plus_minus=_pm(stderrs[0]),
+            plus_minus=plus_minus(stderrs[0]),
             absent="",
             bands="guide 47 %; there is no other position at k = 1",
             tone="quiet",
@@ -187,7 +191,7 @@ def _decay(derived: Derived, limit: float | None) -> Figure:
         name=name,
         short="Positions",
         value=f"{100 * first:.1f} → {percent(second)}",
-        plus_minus=_pm(stderrs[1]),
+        plus_minus=plus_minus(stderrs[1]),
         absent="",
         bands=bands,
         tone=tone,
@@ -225,7 +229,7 @@ def _gain(measurement: Measurement) -> Figure:
         name=name,
         short="Gain",
         value=f"{100 * value:+.1f} %".replace("-", "−"),
-        plus_minus=_pm(stderr),
+        plus_minus=plus_minus(stderr),
         absent="",
         bands=bands,
         tone=tone,

@@ -19,11 +19,11 @@ from markupsafe import Markup
 from specdec_exporter.duration import format_duration, rough_duration
 from specdec_exporter.figures import (
     GUIDE_POSITIONS,
-    INTERVAL,
     Figure,
     figures,
     limits,
     percent,
+    plus_minus,
 )
 from specdec_exporter.history import Seen, Watched
 from specdec_exporter.model import (
@@ -39,7 +39,7 @@ from specdec_exporter.words import Headline, headline
 
 FEW = 20
 """So many cards are shown whole; of more, those in trouble are."""
-MOST_OPEN = 6
+MOST_OPEN = 2
 """Cards that are shown whole where there are many."""
 
 
@@ -61,7 +61,12 @@ class Shown:
     measurement: Measurement
     says: Headline
     figures: tuple[Figure, ...]
-    limit: Mapping[str, float]
+
+    @property
+    def nothing(self) -> str:
+        """Why there is none of the four numbers; empty where there is one, or more than one why."""
+        whys = {one.absent for one in self.figures}
+        return whys.pop() if len(whys) == 1 else ""
 
 
 @dataclass(frozen=True)
@@ -113,7 +118,7 @@ def card(watched: Watched) -> Card:
         if model_name not in shown:
             limit = limits(status.verdicts, model_name)
             shown[model_name] = Shown(
-                measurement, headline(status, measurement), figures(measurement, limit), limit
+                measurement, headline(status, measurement), figures(measurement, limit)
             )
     models = tuple(sorted(shown.values(), key=lambda one: -one.says.trouble))
     says = models[0].says if models else headline(status, None)
@@ -146,7 +151,7 @@ def bars(measurement: Measurement, drift: Sequence[DriftStatus]) -> tuple[Bar, .
         Bar(
             position=i,
             value=p,
-            plus_minus="" if stderr is None else f"{100 * INTERVAL * stderr:.1f}",
+            plus_minus=plus_minus(stderr),
             reference=compared[i] if i < len(compared) else None,
             source="its reference" if own else "guide",
         )
@@ -242,18 +247,19 @@ class Board:
         """The rest of a card."""
         if one.id not in self._bodies:
             self._bodies[one.id] = self._templates.render(
-                "body.html", card=one, trends=self._trends(one), tuner=self._tuner(one)
+                "body.html",
+                card=one,
+                now=self._seen.t,
+                trends=self._trends(one),
+                tuner=self._tuner(one),
             )
         return self._bodies[one.id]
 
     def _trends(self, one: Card) -> dict[str, Trends | None]:
+        """Of every model that there is something of, also when it has gone silent."""
         return {
-            model.measurement.total.model_name: trends(
-                one.watched.history.get(model.measurement.total.model_name, ()),
-                self._seen.t,
-                model.limit,
-            )
-            for model in one.models
+            model_name: trends(moments, self._seen.t, limits(one.status.verdicts, model_name))
+            for model_name, moments in one.watched.history.items()
         }
 
     def _tuner(self, one: Card) -> dict[str, TunerStatus]:

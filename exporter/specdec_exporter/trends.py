@@ -21,7 +21,8 @@ class Trend:
     """One small plot, and what it says in words."""
 
     name: str
-    now: str
+    now: tuple[str, ...]
+    """Of each line."""
     extent: str
     """The least and the greatest value."""
     plot: Plot
@@ -56,6 +57,8 @@ def trends(moments: Sequence[Moment], now: float, limit: Mapping[str, float]) ->
         return None
     covered = now - moments[0].t
     begin = now - min(max(covered, SHORTEST_SECONDS), SPAN_SECONDS)
+    gap = 2.5 * STEP_SECONDS
+    was = "was " if now - moments[-1].t > gap else ""
     k = moments[-1].num_speculative_tokens
 
     def trend(
@@ -71,7 +74,7 @@ def trends(moments: Sequence[Moment], now: float, limit: Mapping[str, float]) ->
             lines,
             begin=begin,
             end=now,
-            gap=2.5 * STEP_SECONDS,
+            gap=gap,
             include=include,
             band=band,
             limit=limit,
@@ -79,12 +82,13 @@ def trends(moments: Sequence[Moment], now: float, limit: Mapping[str, float]) ->
         known = [value for line in lines for _, value in line if value is not None]
         if drawn is None or not known:
             return None
-        newest = [
-            form(value) if (value := line[-1][1]) is not None else "not known" for line in lines
-        ]
+        newest = tuple(
+            was + form(value) if (value := line[-1][1]) is not None else "not known"
+            for line in lines
+        )
         extent = f"{form(min(known))} to {form(max(known))}"
         said = " and ".join(f"{what} {value}" for what, value in zip(reads, newest, strict=True))
-        return Trend(name, " / ".join(newest), extent, drawn, f"Now {said}; {extent} before.")
+        return Trend(name, newest, extent, drawn, f"Now {said}; {extent} before.")
 
     # At more than two positions the guide's figures, which are of two, say nothing of the ratio.
     comparable = k == 2
@@ -100,7 +104,6 @@ def trends(moments: Sequence[Moment], now: float, limit: Mapping[str, float]) ->
             "MAL",
             {"MAL": lambda m: m.mean_acceptance_length},
             "{:.2f}".format,
-            include=(1.0,),
         ),
         trend(
             "Position 0 / 1",
@@ -111,12 +114,12 @@ def trends(moments: Sequence[Moment], now: float, limit: Mapping[str, float]) ->
             limit=limit.get("position_decay") if k > 1 else None,
         ),
         trend(
-            "TPOT / without speculation"
+            "TPOT / baseline"
             if any(m.baseline_tpot_seconds is not None for m in moments)
             else "TPOT",
             {"TPOT": lambda m: m.tpot_seconds}
             | (
-                {"without speculation": lambda m: m.baseline_tpot_seconds}
+                {"baseline": lambda m: m.baseline_tpot_seconds}
                 if any(m.baseline_tpot_seconds is not None for m in moments)
                 else {}
             ),
@@ -139,7 +142,8 @@ def trends(moments: Sequence[Moment], now: float, limit: Mapping[str, float]) ->
         if len({m.num_speculative_tokens for m in moments}) > 1
         else None,
     )
+    span = rough_duration(round(now - begin, -1))
     return Trends(
-        span=rough_duration(round(now - begin, -1)),
+        span="hour" if span == "1h" else span,
         plots=tuple(one for one in found if one is not None),
     )

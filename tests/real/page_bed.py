@@ -161,6 +161,9 @@ class Served:
             time.sleep(0.01)
 
     def stop(self) -> None:
+        if self._loop.is_closed():
+            return
+
         def end() -> None:
             self.service.pulse.end()
             self._server.should_exit = True
