@@ -18,7 +18,7 @@ demo: $(STAMP) ## run the exporter on a simulated vLLM; ARGS="--scenario list" a
 	$(VENV)/bin/specdec-exporter demo $(ARGS)
 
 # vLLM takes minutes to install the first time. Its tests come last and wait for it.
-test: $(STAMP) ## fetch Prometheus and vLLM, lint, and run all tests
+test: $(STAMP) ## fetch Prometheus, Chromium and vLLM, lint, and run all tests
 	@$(MAKE) --no-print-directory -j2 vllm checks
 
 checks: $(STAMP)
@@ -37,7 +37,7 @@ test-long: $(STAMP) vllm ## run what takes minutes on a real vLLM: calibrate, an
 
 # A program that cannot be had is told of here; its tests are skipped, or fail where CI is set.
 programs: $(STAMP)
-	@$(PYTHON) -m tests.real.debian prometheus prometheus-alertmanager || :
+	@$(PYTHON) -m tests.real.debian prometheus prometheus-alertmanager chromium || :
 
 vllm:
 	@tests/vllm/install.sh > /dev/null || :

@@ -135,10 +135,11 @@ class Shown:
 class Served:
     """The page of a service on a port of its own."""
 
-    def __init__(self, service: Shown) -> None:
+    def __init__(self, service: Shown, port: int) -> None:
         self.service = service
-        self._listener = bind("127.0.0.1:0")
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/"
+        self._listener = bind(f"127.0.0.1:{port}")
+        self.port = self._listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}/"
         self._server = uvicorn.Server(
             uvicorn.Config(
                 create_app(service),
@@ -184,9 +185,9 @@ class Served:
 
 
 @contextmanager
-def served(*targets: Watched) -> Iterator[Served]:
+def served(*targets: Watched, port: int = 0) -> Iterator[Served]:
     """The page of these targets, for as long as it is needed."""
-    server = Served(Shown(*targets))
+    server = Served(Shown(*targets), port)
     server.start()
     try:
         yield server
