@@ -47,11 +47,17 @@ function morph(mine, theirs) {
     if (!own.includes(name) && mine.getAttribute(name) !== value) mine.setAttribute(name, value);
   }
   const wanted = [...theirs.childNodes];
+  const named = new Set(wanted.map((child) => child.id).filter(Boolean));
   wanted.forEach((child, i) => {
     const same = child.id && [...mine.children].find((one) => one.id === child.id);
-    if (same && same !== mine.childNodes[i]) mine.insertBefore(same, mine.childNodes[i]);
-    if (i < mine.childNodes.length) morph(mine.childNodes[i], child);
-    else mine.append(child);
+    // What stood before it goes, since moving it would take the focus from it.
+    while (same && mine.childNodes[i] !== same && !named.has(mine.childNodes[i].id)) {
+      mine.childNodes[i].remove();
+    }
+    if (same && mine.childNodes[i] !== same) mine.insertBefore(same, mine.childNodes[i]);
+    const there = mine.childNodes[i];
+    if (there && (there === same || !named.has(there.id))) morph(there, child);
+    else mine.insertBefore(child, there || null);
   });
   while (mine.childNodes.length > wanted.length) mine.lastChild.remove();
 }
