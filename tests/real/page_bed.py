@@ -1,16 +1,23 @@
-"""A fleet in every state that the page has a word for, and the page served to a real browser."""
+"""A fleet in every state that the page has a word for, and the page served to a real browser.
+
+`python -m tests.real.page_bed docs/page.png` draws the README's picture.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import uvicorn
+from playwright.sync_api import sync_playwright
 from specdec_exporter.app import create_app
 from specdec_exporter.config import Settings, Target
 from specdec_exporter.history import Seen, Watched
@@ -22,6 +29,8 @@ from specdec_exporter.simulator import SCENARIOS, Change, Scenario, Simulator
 from specdec_exporter.store import Store
 from specdec_exporter.tuner import Tuner
 from structlog.testing import capture_logs
+
+from tests.real import debian
 
 HOUR = 3600.0
 END = 1_790_000_000.0
@@ -193,3 +202,24 @@ def served(*targets: Watched, port: int = 0) -> Iterator[Served]:
         yield server
     finally:
         server.stop()
+
+
+def draw(file: Path, chromium: Path) -> None:
+    """The picture in the README: lines of a fleet, and one card that is opened."""
+    pays, _, deep, broken, drifts, idle, *_ = fleet(HOUR)
+    with served(pays, deep, broken, drifts, idle) as server, sync_playwright() as playwright:
+        root = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=chromium, args=root)
+        page = browser.new_page(viewport={"width": 1180, "height": 600}, color_scheme="light")
+        page.goto(server.url)
+        for card in page.locator(".card").all():
+            if card.locator("h2").inner_text() != pays.status.name:
+                card.locator("summary").first.click()
+        page.evaluate("document.activeElement.blur()")
+        page.mouse.move(0, 0)
+        page.screenshot(path=file, full_page=True)
+        browser.close()
+
+
+if __name__ == "__main__":
+    draw(Path(sys.argv[1]), debian.ensure("chromium"))

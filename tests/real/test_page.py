@@ -284,8 +284,8 @@ def test_with_two_hundred_targets_only_what_is_looked_at_is_asked_for(
         page = visit(server, viewport={"width": 1280, "height": 900})
         assert page.locator(".card").count() == 200
         assert page.locator(".card[open]").count() == 2
-        closed = page.locator(".card:not([open])").first
-        closed.locator("summary").click()
+        closed = card(page, page.locator(".card:not([open]) h2").first.inner_text())
+        closed.locator("summary").first.click()
         expect(closed.locator(".figures").first).to_be_visible()
         asked: list[str] = []
         page.on("request", lambda r: asked.append(r.url))
