@@ -17,6 +17,10 @@ GUIDE_MEAN_ACCEPTANCE_LENGTH = 1.71
 """At k = 2."""
 GUIDE_GAIN = (0.10, 0.15)
 
+_LENGTH = "Mean acceptance length (MAL)"
+_DECAY = "Position 0 → 1"
+_GAIN = "Net TPOT gain"
+
 INTERVAL = 1.96
 """Standard errors to half of a 95 % interval."""
 
@@ -26,7 +30,6 @@ class Figure:
     """One number, or why there is none."""
 
     name: str
-    short: str
     value: str
     """Empty where it is not known."""
     plus_minus: str
@@ -39,6 +42,14 @@ class Figure:
     """`good`, `bad`, `unsure`, or `quiet` where nothing is to be judged."""
     judgement: str
     gauge: Gauge | None
+
+    @property
+    def short(self) -> str:
+        """Its name where there is little room."""
+        return _SHORT.get(self.name, self.name)
+
+
+_SHORT = {_LENGTH: "MAL", _DECAY: "Positions", _GAIN: "Gain"}
 
 
 def percent(value: float, digits: int = 1) -> str:
@@ -64,10 +75,10 @@ def figures(measurement: Measurement, limit: Mapping[str, float]) -> tuple[Figur
     """
     derived = measurement.total
     return (
-        _acceptance(derived, limit.get("acceptance_low")),
-        _length(derived),
-        _decay(derived, limit.get("position_decay")),
-        _gain(measurement),
+        _of_acceptance(derived, limit.get("acceptance_low")),
+        _of_length(derived),
+        _of_decay(derived, limit.get("position_decay")),
+        _of_gain(measurement),
     )
 
 
@@ -80,7 +91,7 @@ def _why_nothing(derived: Derived) -> str:
 
 
 def _absent(name: str, why: str, bands: str = "") -> Figure:
-    return Figure(name, "", "", "", why, bands, "quiet", "", None)
+    return Figure(name, "", "", why, bands, "quiet", "", None)
 
 
 def plus_minus(stderr: float | None, scale: float = 100.0, digits: int = 1) -> str:
@@ -95,7 +106,7 @@ def _half(stderr: float | None) -> float | None:
     return None if stderr is None else INTERVAL * stderr
 
 
-def _acceptance(derived: Derived, limit: float | None) -> Figure:
+def _of_acceptance(derived: Derived, limit: float | None) -> Figure:
     name, k = "Acceptance", derived.num_speculative_tokens
     value, front = derived.acceptance_ratio, derived.front_acceptance_ratio
     if value is None or front is None:
@@ -114,7 +125,6 @@ def _acceptance(derived: Derived, limit: float | None) -> Figure:
         tone, judgement = "unsure", "below the guide's, above the alert line"
     return Figure(
         name=name,
-        short="Acceptance",
         value=percent(value),
         plus_minus=plus_minus(derived.acceptance_ratio_stderr),
         absent="",
@@ -131,8 +141,8 @@ def _acceptance(derived: Derived, limit: float | None) -> Figure:
     )
 
 
-def _length(derived: Derived) -> Figure:
-    name, k = "Mean acceptance length (MAL)", derived.num_speculative_tokens
+def _of_length(derived: Derived) -> Figure:
+    name, k = _LENGTH, derived.num_speculative_tokens
     value = derived.mean_acceptance_length
     if value is None:
         return _absent(name, _why_nothing(derived))
@@ -142,7 +152,6 @@ def _length(derived: Derived) -> Figure:
         bands = f"guide {guide}, {bands}"
     return Figure(
         name=name,
-        short="MAL",
         value=f"{value:.2f}",
         plus_minus=plus_minus(derived.mean_acceptance_length_stderr, 1.0, 2),
         absent="",
@@ -158,8 +167,8 @@ def _length(derived: Derived) -> Figure:
     )
 
 
-def _decay(derived: Derived, limit: float | None) -> Figure:
-    name = "Position 0 → 1"
+def _of_decay(derived: Derived, limit: float | None) -> Figure:
+    name = _DECAY
     positions, stderrs = derived.position_acceptance_ratio, derived.position_acceptance_ratio_stderr
     if not positions or positions[0] is None:
         return _absent(name, _why_nothing(derived))
@@ -167,7 +176,6 @@ def _decay(derived: Derived, limit: float | None) -> Figure:
     if len(positions) == 1:
         return Figure(
             name="Position 0",
-            short="Position 0",
             value=percent(first),
             plus_minus=plus_minus(stderrs[0]),
             absent="",
@@ -189,7 +197,6 @@ def _decay(derived: Derived, limit: float | None) -> Figure:
         tone, judgement = "quiet", ""
     return Figure(
         name=name,
-        short="Positions",
         value=f"{100 * first:.1f} → {percent(second)}",
         plus_minus=plus_minus(stderrs[1]),
         absent="",
@@ -206,8 +213,8 @@ def _decay(derived: Derived, limit: float | None) -> Figure:
     )
 
 
-def _gain(measurement: Measurement) -> Figure:
-    name, bands = "Net TPOT gain", "guide: hold 10–15 %"
+def _of_gain(measurement: Measurement) -> Figure:
+    name, bands = _GAIN, "guide: hold 10–15 %"
     gain, derived = measurement.gain, measurement.total
     if not derived.num_speculative_tokens or not derived.drafts:
         return _absent(name, _why_nothing(derived), bands)
@@ -227,7 +234,6 @@ def _gain(measurement: Measurement) -> Figure:
         tone, judgement = "good", "as the guide has it, or better"
     return Figure(
         name=name,
-        short="Gain",
         value=f"{100 * value:+.1f} %".replace("-", "−"),
         plus_minus=plus_minus(stderr),
         absent="",
