@@ -429,7 +429,13 @@ def test_who_reads_slowly_gets_the_newest_and_not_all_that_was_missed() -> None:
 
     def board() -> Board:
         return Board(
-            service.seen(), audit=[], notice="", version="", templates=Templates({}), every=15.0
+            service.seen(),
+            audit=[],
+            notice="",
+            version="",
+            templates=Templates(),
+            runbooks={},
+            every=15.0,
         )
 
     async def read() -> list[str]:

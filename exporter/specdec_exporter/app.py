@@ -272,6 +272,7 @@ def create_app(service: Service) -> FastAPI:
 
 def _boards(service: Service) -> Callable[[], Board]:
     """What gives the board as of the last pulse, made once for all who ask."""
+    templates = Templates()
     kept: tuple[int, Board] | None = None
 
     def board() -> Board:
@@ -292,7 +293,8 @@ def _boards(service: Service) -> Callable[[], Board]:
                     audit=service.audit(AUDIT_ENTRIES),
                     notice=failed if service.reload_failed else "",
                     version=__version__,
-                    templates=Templates(runbooks),
+                    templates=templates,
+                    runbooks=runbooks,
                     every=settings.rules.evaluation_interval,
                 ),
             )

@@ -167,13 +167,9 @@ def bars(measurement: Measurement, drift: Sequence[DriftStatus]) -> tuple[Bar, .
 
 
 class Templates:
-    """The templates, and what they may call.
+    """The templates, and what they may call."""
 
-    Args:
-        runbooks: address of each rule's page.
-    """
-
-    def __init__(self, runbooks: Mapping[str, str]) -> None:
+    def __init__(self) -> None:
         self.env = Environment(
             loader=PackageLoader("specdec_exporter"),
             autoescape=True,
@@ -187,7 +183,7 @@ class Templates:
             "moment": _moment,
             "percent": percent,
         }
-        self.env.globals |= {"bars": bars, "runbooks": runbooks}
+        self.env.globals["bars"] = bars
 
     def render(self, name: str, **values: Any) -> Markup:
         """A template filled in."""
@@ -203,6 +199,7 @@ class Board:
         notice: something wrong with the exporter itself, or nothing.
         version: of the exporter.
         templates: that everything is rendered by.
+        runbooks: address of each rule's page.
         every: seconds from one pulse to the next.
     """
 
@@ -214,10 +211,12 @@ class Board:
         notice: str,
         version: str,
         templates: Templates,
+        runbooks: Mapping[str, str],
         every: float,
     ) -> None:
         self._seen = seen
         self._templates = templates
+        self._runbooks = runbooks
         self._version = version
         self._every = every
         self._rows: dict[str, Markup] = {}
@@ -250,6 +249,7 @@ class Board:
                 "body.html",
                 card=one,
                 now=self._seen.t,
+                runbooks=self._runbooks,
                 trends=self._trends(one),
                 tuner=self._tuner(one),
             )
