@@ -854,6 +854,23 @@ def test_a_reload_without_its_file_keeps_the_old_settings(reloadable: Reloadable
     assert reloadable.successful() == 0
 
 
+def test_what_somebody_changes_is_shown_at_once(reloadable: Reloadable) -> None:
+    exporter = reloadable.exporter
+    reloadable.write("targets: [http://a]")
+    with capture_logs():
+        reloadable.reload()
+        counts = [exporter.pulse.count]
+        for act in (
+            lambda: exporter.autotune("pause", "", None, "me"),
+            lambda: exporter.acknowledge_drift("a:80", "m"),
+            lambda: exporter.relearn_reference("a:80", "m"),
+        ):
+            act()
+            counts.append(exporter.pulse.count)
+    assert counts == [1, 2, 3, 4]
+    assert [w.status.name for w in exporter.seen().targets] == ["a:80"]
+
+
 def test_a_failed_reload_shows_no_secret(reloadable: Reloadable) -> None:
     reloadable.write("admin_token: hunter3\ntargets: ['http://user:hunter4@a:port']")
     with capture_logs() as logs:

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from specdec_exporter.config import Settings, Target
 from specdec_exporter.history import SPAN_SECONDS, STEP_SECONDS, History
+from specdec_exporter.loop import Monitor
 from specdec_exporter.measure import Meter
 from specdec_exporter.model import Measurement
 
@@ -76,3 +78,14 @@ def test_a_clock_that_went_back_begins_anew() -> None:
     for t in (1000.0, 1100.0, 500.0, 530.0):
         history.add([M], t)
     assert [moment.t for moment in history.moments()["m"]] == [500.0, 530.0]
+
+
+def test_an_evaluation_adds_a_moment_and_a_scrape_does_not() -> None:
+    monitor = Monitor(Target(url="http://127.0.0.1:8000"), Settings())
+    for n in range(1, 20):
+        page = pages.page(pages.counters(1000 * n, (470 * n, 240 * n), first=10 * n, seconds=n))
+        monitor.observe(page, t=5.0 * n, duration=0.1)
+    assert monitor.history.moments() == {}
+    monitor.judge(100.0)
+    monitor.judge(130.0)
+    assert [m.t for m in monitor.history.moments()["m"]] == [100.0, 130.0]
