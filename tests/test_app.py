@@ -29,7 +29,7 @@ from specdec_exporter.app import MOST_STREAMS, Service, create_app, host_allowed
 from specdec_exporter.config import Settings, Target, load
 from specdec_exporter.history import Seen, Watched
 from specdec_exporter.loop import Monitor
-from specdec_exporter.model import ExporterStatus, Reason, ScrapeError, TargetStatus
+from specdec_exporter.model import ExporterStatus, Reason, RuleState, ScrapeError, TargetStatus
 from specdec_exporter.page import FEW, MOST_OPEN, Board, Templates
 from specdec_exporter.pulse import Pulse
 from specdec_exporter.service import Exporter
@@ -362,6 +362,9 @@ def test_what_is_shown_is_made_once_for_each_pulse() -> None:
 
 def test_what_is_not_known_is_said_in_words() -> None:
     (measurement,) = measured().measurements
+    monitor = Monitor(Target(url="http://127.0.0.1:8000"), Settings())
+    monitor.judge(0.0)
+    (verdict,) = monitor.status.verdicts
     idle = dataclasses.replace(
         measured(),
         measurements=(
@@ -378,7 +381,11 @@ def test_what_is_not_known_is_said_in_words() -> None:
             ),
         ),
     )
-    assert "no drafts in the last 5m" in Text(ask(Fixed(idle), "/").text).text
+    unsure = dataclasses.replace(verdict, value=float("nan"), state=RuleState.INCONCLUSIVE)
+    idle = dataclasses.replace(idle, verdicts=(unsure,))
+    page = Text(ask(Fixed(idle), "/").text).text
+    assert "no drafts in the last 5m" in page
+    assert not re.search(r"\b(nan|None|inf)\b", page)
     assert "no baseline: run specdec-exporter calibrate" in ask(Fixed(measured()), "/").text
 
 

@@ -7,6 +7,7 @@ a script are the same markup, made here and nowhere else.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -181,6 +182,7 @@ class Templates:
             "duration": format_duration,
             "rough": rough_duration,
             "moment": _moment,
+            "number": _number,
             "percent": percent,
         }
         self.env.globals["bars"] = bars
@@ -327,3 +329,9 @@ def _digest(text: str) -> str:
 
 def _moment(unix_time: float) -> str:
     return datetime.fromtimestamp(unix_time, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _number(value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return "not known"
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
