@@ -21,7 +21,7 @@ monitor: $(STAMP) ## run Prometheus and Alertmanager on the demo, and print what
 	@$(PYTHON) -m tests.real.monitor
 
 # What depends on how fast real programs are comes first on the processor; the rest takes what is left.
-test: $(STAMP) ## fetch Prometheus and vLLM, lint, and run all tests
+test: $(STAMP) ## fetch Prometheus, Chromium and vLLM, lint, and run all tests
 	@$(MAKE) --no-print-directory -j3 vllm checks clock-checks
 
 checks: lint programs
@@ -42,7 +42,7 @@ test-long: $(STAMP) vllm ## run what takes minutes on a real vLLM: calibrate, an
 
 # A program that cannot be had is told of here; its tests are skipped, or fail where CI is set.
 programs: $(STAMP)
-	@$(PYTHON) -m tests.real.debian prometheus prometheus-alertmanager kubectl || :
+	@$(PYTHON) -m tests.real.debian prometheus prometheus-alertmanager kubectl chromium || :
 
 vllm:
 	@tests/vllm/install.sh > /dev/null || :

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import re
 import secrets
 import socket
 import threading
@@ -24,17 +25,21 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from pydantic import SecretStr
-from specdec_exporter.app import Service, create_app, host_allowed
+from specdec_exporter.app import MOST_STREAMS, Service, create_app, host_allowed, news
 from specdec_exporter.config import Settings, Target, load
+from specdec_exporter.history import Seen, Watched
 from specdec_exporter.loop import Monitor
-from specdec_exporter.model import ExporterStatus, Reason, ScrapeError, TargetStatus
+from specdec_exporter.model import ExporterStatus, Reason, RuleState, ScrapeError, TargetStatus
+from specdec_exporter.page import FEW, MOST_OPEN, Board, Templates
+from specdec_exporter.pulse import Pulse
 from specdec_exporter.service import Exporter
 from specdec_exporter.tuner import Refusal
 from structlog.testing import capture_logs
 
 from tests import pages
+from tests.real import page_bed
 
-PATHS = ["/", "/metrics", "/api/v1/status", "/-/healthy", "/-/ready"]
+PATHS = ["/", "/metrics", "/api/v1/status", "/-/healthy", "/-/ready", "/state", "/cards"]
 PROMETHEUS = (
     "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,"
     "application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=1.0.0;"
@@ -50,6 +55,11 @@ class Fixed:
         self.statuses = statuses
         self.reloads = 0
         self.asked: list[tuple[str, str, str]] = []
+        self.pulse = Pulse()
+        self.reload_failed = False
+
+    def seen(self) -> Seen:
+        return Seen(1.7e9, tuple(Watched(status, {}) for status in self.statuses))
 
     def status(self) -> ExporterStatus:
         return ExporterStatus("1.2.3", self.statuses, False, True)
@@ -213,9 +223,10 @@ class Text(HTMLParser):
 @pytest.mark.parametrize("nasty", NASTY)
 def test_a_name_is_text_on_the_page(nasty: str) -> None:
     plain = Text(ask(Fixed(measured(), failed()), "/").text)
-    service = Fixed(measured(nasty, name=nasty), failed(nasty, nasty))
+    service = Fixed(measured(nasty, name=nasty), failed(f"{nasty}2", nasty))
     page = Text(ask(service, "/").text)
-    assert page.text.count(nasty) == 4
+    # The name and twice the model of the one, the name and the error of the other.
+    assert page.text.count(nasty) == 5
     assert page.elements == plain.elements
     assert page.attributes == plain.attributes
 
@@ -276,6 +287,178 @@ def test_user_password_and_query_of_a_targets_url_are_served_nowhere() -> None:
     for path in PATHS:
         assert "hunter2" not in ask(service, path).text
         assert "user" not in ask(service, path).text.replace("user's", "")
+
+
+# The page, without a script and for one
+
+
+def named(name: str, *, good: bool = True) -> TargetStatus:
+    return measured(name=name) if good else failed(name)
+
+
+def names(page: str) -> list[str]:
+    return re.findall(r"<h2>(.*?)</h2>", page)
+
+
+def cards(page: str) -> dict[str, bool]:
+    """The ids of a page's cards, and whether each is open."""
+    return {i: " open" in rest for i, rest in re.findall(r'id="(t\w{12})"([^>]*)>', page)}
+
+
+def test_the_worst_come_first_and_then_the_alphabet() -> None:
+    service = Fixed(named("b"), named("z", good=False), named("A"), named("y", good=False))
+    assert names(ask(service, "/").text)[:4] == ["y", "z", "A", "b"]
+    assert "2 of 4 targets need attention" in ask(service, "/").text
+
+
+def test_a_page_without_a_script_can_be_filtered_and_shows_one_target_whole() -> None:
+    service = Fixed(named("chat"), named("code"), named("gone", good=False), named("a&b"))
+    assert names(ask(service, "/?q=CHAT").text)[:1] == ["chat"]
+    assert len(cards(ask(service, "/?q=does+not+answer").text)) == 1
+    assert names(ask(service, "/?trouble=1").text)[:1] == ["gone"]
+    assert "No target fits" in ask(service, "/?q=nowhere").text
+    assert list(cards(ask(service, "/?target=a%26b").text).values()) == [True]
+    assert "There is no target of this name" in ask(service, "/?target=x").text
+
+
+def test_many_cards_are_lines_but_for_a_few_in_trouble_and_lead_to_all_of_each() -> None:
+    few = Fixed(*(named(f"n{i}") for i in range(FEW)))
+    assert all(cards(ask(few, "/").text).values())
+    many = Fixed(
+        *(named(f"n & {i}") for i in range(FEW)), *(named(f"d{i}", good=False) for i in range(9))
+    )
+    page = ask(many, "/").text
+    assert list(cards(page).values()) == [True] * MOST_OPEN + [False] * (FEW + 9 - MOST_OPEN)
+    link = re.search(r'href="(\?target=n[^"]*)"', page)
+    assert link is not None
+    assert "Accepted up to each position" in ask(many, f"/{link[1]}").text
+
+
+def test_the_state_changes_with_what_a_card_says_and_the_cards_come_as_asked() -> None:
+    service = Fixed(named("a"), named("b"))
+    before = ask(service, "/state").json()
+    service.statuses = (named("a"), named("b", good=False))
+    assert ask(service, "/state").json()["cards"] != before["cards"]
+    after = ask(service, "/state").json()
+    assert after["summary"] == "1 of 2 targets needs attention"
+    changed = dict(after["cards"]).items() - dict(before["cards"]).items()
+    ((b, _),) = changed
+    (a,) = dict(after["cards"]).keys() - {b}
+    part = ask(service, f"/cards?rows={a}.nothing&whole={b}").text
+    assert cards(part) == {b: True, a: False}
+    assert 'id="audit"' not in part
+    assert 'id="audit"' in ask(service, "/cards?audit=1").text
+
+
+def test_what_is_shown_is_made_once_for_each_pulse() -> None:
+    service = Fixed(named("a"))
+    service.pulse.beat()
+    assert names(ask(service, "/").text)[0] == "a"
+    service.statuses = (named("b"),)
+    assert names(ask(service, "/").text)[0] == "a"
+    service.pulse.beat()
+    assert names(ask(service, "/").text)[0] == "b"
+
+
+def test_what_is_not_known_is_said_in_words() -> None:
+    (measurement,) = measured().measurements
+    monitor = Monitor(Target(url="http://127.0.0.1:8000"), Settings())
+    monitor.judge(0.0)
+    (verdict,) = monitor.status.verdicts
+    idle = dataclasses.replace(
+        measured(),
+        measurements=(
+            dataclasses.replace(
+                measurement,
+                total=dataclasses.replace(
+                    measurement.total,
+                    drafts=0.0,
+                    acceptance_ratio=None,
+                    front_acceptance_ratio=None,
+                    mean_acceptance_length=None,
+                    position_acceptance_ratio=(None, None),
+                ),
+            ),
+        ),
+    )
+    unsure = dataclasses.replace(verdict, value=float("nan"), state=RuleState.INCONCLUSIVE)
+    idle = dataclasses.replace(idle, verdicts=(unsure,))
+    page = Text(ask(Fixed(idle), "/").text).text
+    assert "no drafts in the last 5m" in page
+    assert not re.search(r"\b(nan|None|inf)\b", page)
+    assert "no baseline: run specdec-exporter calibrate" in ask(Fixed(measured()), "/").text
+
+
+# The stream of news
+
+
+def events(answer: httpx.Response) -> Iterator[dict[str, Any]]:
+    for line in answer.iter_lines():
+        if line.startswith("data: "):
+            yield json.loads(line.removeprefix("data: "))
+
+
+def test_a_stream_tells_what_is_now_then_the_news_and_ends_with_the_exporter() -> None:
+    one, two = (page_bed.Watched(named(name), {}) for name in "ab")
+    with page_bed.served(one) as served, httpx.stream("GET", f"{served.url}events") as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        told = events(answer)
+        assert len(next(told)["cards"]) == 1
+        served.show(one, two)
+        assert len(next(told)["cards"]) == 2
+        begun = time.monotonic()
+        served.stop()
+        assert list(told) == []
+        # It would be cut off, after three seconds, if it did not end by itself.
+        assert time.monotonic() - begun < 2.5
+
+
+def test_beyond_so_many_streams_one_has_to_ask_until_another_ends() -> None:
+    limits = httpx.Limits(max_connections=None)
+    with page_bed.served() as served, httpx.Client(base_url=served.url, limits=limits) as client:
+        with contextlib.ExitStack() as streams:
+            told = [
+                events(streams.enter_context(client.stream("GET", "events")))
+                for _ in range(MOST_STREAMS)
+            ]
+            assert [next(one)["cards"] for one in told] == [[]] * MOST_STREAMS
+            assert client.get("events").status_code == 503
+            assert client.get("state").status_code == 200
+        deadline, status = time.monotonic() + 10, 503
+        while status == 503 and time.monotonic() < deadline:
+            with client.stream("GET", "events") as answer:
+                status = answer.status_code
+        assert status == 200
+
+
+def test_who_reads_slowly_gets_the_newest_and_not_all_that_was_missed() -> None:
+    service, streams = Fixed(named("a")), set[object]()
+
+    def board() -> Board:
+        return Board(
+            service.seen(),
+            audit=[],
+            notice="",
+            version="",
+            templates=Templates(),
+            runbooks={},
+            every=15.0,
+        )
+
+    async def read() -> list[str]:
+        told = news(service.pulse, board, streams)
+        first = await anext(told)
+        for _ in range(5):
+            service.pulse.beat()
+        second = await anext(told)
+        assert len(streams) == 1
+        service.pulse.end()
+        return [first, second, *[one async for one in told]]
+
+    first, second = asyncio.run(read())
+    assert first.startswith("id: 0\ndata: {")
+    assert second.startswith("id: 5\ndata: {")
+    assert not streams
 
 
 # Who may ask
@@ -364,7 +547,7 @@ def test_a_missing_or_doubled_host_header_gives_no_metrics(
         ("GET", "/metrics", "evil.example", 421),
     ],
 )
-def test_every_answer_forbids_scripts_frames_sniffing_and_storing(
+def test_every_answer_forbids_foreign_scripts_frames_sniffing_and_storing(
     method: str, path: str, host: str, status: int
 ) -> None:
     response = ask(Fixed(measured()), path, method, host=host)
@@ -376,21 +559,40 @@ def forbids(response: httpx.Response) -> None:
     policy = response.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "frame-ancestors 'none'" in policy
-    assert "script-src" not in policy
+    assert "unsafe" not in policy
+    assert not re.search(r"https?:|\*|data:", policy)
     assert response.headers["x-content-type-options"] == "nosniff"
     assert response.headers["referrer-policy"] == "no-referrer"
     assert response.headers["cache-control"] == "no-store"
 
 
 def test_the_page_needs_nothing_that_its_policy_forbids() -> None:
-    page = Text(ask(Fixed(measured()), "/").text)
-    assert page.elements.isdisjoint({"script", "img", "link", "iframe", "form", "object"})
-    assert "src" not in page.attributes
+    service = Fixed(measured())
+    page = ask(service, "/").text
+    parsed = Text(page)
+    assert parsed.elements.isdisjoint({"style", "img", "iframe", "object"})
+    assert not {name for name in parsed.attributes if name == "style" or name.startswith("on")}
+    assert "<script>" not in page
+    needed = set(re.findall(r'(?:src|href)="(static/[^"]*)"', page))
+    assert needed == {"static/page.css", "static/page.js", "static/icon.svg"}
+    for path in needed:
+        served = ask(service, f"/{path}")
+        assert served.status_code == 200
+        assert "http" not in served.text.replace("http://www.w3.org/2000/svg", "")
+        forbids(served)
+
+
+@pytest.mark.parametrize("name", ["page.html", "%2e%2e%2fapp.py", "../app.py", ""])
+def test_nothing_but_the_pages_own_files_is_served_beside_it(name: str) -> None:
+    assert ask(Fixed(), f"/static/{name}").status_code == 404
 
 
 def test_an_error_of_our_own_is_told_without_its_insides() -> None:
     class Broken(Fixed):
         def status(self) -> ExporterStatus:
+            raise RuntimeError("hunter2")
+
+        def seen(self) -> Seen:
             raise RuntimeError("hunter2")
 
     for path in ("/", "/metrics", "/api/v1/status"):
@@ -657,6 +859,23 @@ def test_a_reload_without_its_file_keeps_the_old_settings(reloadable: Reloadable
         assert reloadable.reload().status_code == 500
     assert reloadable.exporter.settings.interval == 1
     assert reloadable.successful() == 0
+
+
+def test_what_somebody_changes_is_shown_at_once(reloadable: Reloadable) -> None:
+    exporter = reloadable.exporter
+    reloadable.write("targets: [http://a]")
+    with capture_logs():
+        reloadable.reload()
+        counts = [exporter.pulse.count]
+        for act in (
+            lambda: exporter.autotune("pause", "", None, "me"),
+            lambda: exporter.acknowledge_drift("a:80", "m"),
+            lambda: exporter.relearn_reference("a:80", "m"),
+        ):
+            act()
+            counts.append(exporter.pulse.count)
+    assert counts == [1, 2, 3, 4]
+    assert [w.status.name for w in exporter.seen().targets] == ["a:80"]
 
 
 def test_a_failed_reload_shows_no_secret(reloadable: Reloadable) -> None:

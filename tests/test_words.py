@@ -55,7 +55,7 @@ def with_gain(of: TargetStatus, gain: float | None, stderr: float = 0.01) -> Tar
         (0.12, "good", "Speculation pays: 12 % faster at "),
         (-0.08, "bad", "Speculation costs: 8 % slower at "),
         (0.01, "unsure", "Speculation about breaks even: +1 % at "),
-        (None, "unsure", "Drafting at 1.7"),
+        (None, "unsure", "Drafting, mean acceptance length 1.7"),
     ],
 )
 def test_the_gain_decides_and_not_the_acceptance(

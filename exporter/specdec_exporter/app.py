@@ -5,6 +5,8 @@ Nothing here waits on a target: a request is answered from the last cycle's find
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import ipaddress
 import json
@@ -12,26 +14,29 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Mapping
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator, Callable, Mapping
+from importlib import resources
 from typing import Any, Protocol
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from specdec_exporter import __version__
 from specdec_exporter.config import ConfigError, Settings
-from specdec_exporter.duration import format_duration
 from specdec_exporter.expose import registry, render
+from specdec_exporter.history import Seen
 from specdec_exporter.model import ExporterStatus
+from specdec_exporter.page import Board, Templates
+from specdec_exporter.pulse import Pulse
+from specdec_exporter.rules import rule_table
 from specdec_exporter.tuner import Refusal
-from specdec_exporter.words import headline
 
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
-    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src 'self'; form-action 'self'; frame-ancestors 'none'; "
+    "base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
@@ -45,6 +50,18 @@ _ALERTS = {
 }
 """Alerts that the tuner acts on, and the rules that they are."""
 _MOST_BODY_BYTES = 1_000_000
+_STATIC = {
+    "page.css": "text/css; charset=utf-8",
+    "page.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+MOST_STREAMS = 32
+"""Pages that are told of news at once; further ones have to ask."""
+STREAM_SECONDS = 600.0
+"""After so long a stream ends, and a page that is still there opens another."""
+PING_SECONDS = 15.0
+"""A stream that has nothing to say shows after so long that it is there."""
+AUDIT_ENTRIES = 20
 _HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[^\[\]:]+))(?::\d*)?")
 
 
@@ -54,6 +71,17 @@ class Service(Protocol):
     @property
     def settings(self) -> Settings:
         """The settings in force."""
+
+    @property
+    def pulse(self) -> Pulse:
+        """Beats when there is something new to see; ends when the exporter does."""
+
+    def seen(self) -> Seen:
+        """What people are shown: all targets as of the last pulse."""
+
+    @property
+    def reload_failed(self) -> bool:
+        """Whether the last reload did."""
 
     def status(self) -> ExporterStatus:
         """What is known now."""
@@ -114,13 +142,8 @@ def create_app(service: Service) -> FastAPI:
     """The exporter's web application."""
     app = FastAPI(title="specdec-exporter", docs_url=None, redoc_url=None, openapi_url=None)
     collectors = registry(service.status)
-    templates = Environment(
-        loader=PackageLoader("specdec_exporter"), autoescape=True, undefined=StrictUndefined
-    )
-    templates.filters["duration"] = format_duration
-    templates.filters["moment"] = _moment
-    templates.globals["headline"] = headline
-    page = templates.get_template("page.html")
+    board = _boards(service)
+    streams: set[object] = set()
 
     app.add_middleware(_Guard, service=service)
 
@@ -165,23 +188,23 @@ def create_app(service: Service) -> FastAPI:
             )
         return PlainTextResponse("Reloaded.\n")
 
-    @app.post("/api/v1/drift/acknowledge")
-    async def acknowledge(request: Request, target: str = "", model: str = "") -> Response:
-        """Ends a drift incident of a model of a target; needs the admin token."""
+    @app.post("/api/v1/drift/{action}")
+    async def drift(request: Request, action: str, target: str = "", model: str = "") -> Response:
+        """Ends a drift incident of a model, or takes its reference anew; needs the admin token."""
+        if action not in ("acknowledge", "relearn"):
+            return PlainTextResponse("Not found.\n", status_code=404)
         if (refusal := _refusal(request, service.settings)) is not None:
             return refusal
-        if service.acknowledge_drift(target, model):
-            return PlainTextResponse("Acknowledged.\n")
-        return _unknown("drift incident", target, model)
-
-    @app.post("/api/v1/drift/relearn")
-    async def relearn(request: Request, target: str = "", model: str = "") -> Response:
-        """Begins the reference of a model of a target anew; needs the admin token."""
-        if (refusal := _refusal(request, service.settings)) is not None:
-            return refusal
-        if service.relearn_reference(target, model):
-            return PlainTextResponse("The reference is taken anew.\n")
-        return _unknown("reference", target, model)
+        acknowledge = action == "acknowledge"
+        act = service.acknowledge_drift if acknowledge else service.relearn_reference
+        if act(target, model):
+            done = "Acknowledged" if acknowledge else "The reference is taken anew"
+            return PlainTextResponse(f"{done}.\n")
+        return PlainTextResponse(
+            f"No {'drift incident' if acknowledge else 'reference'} of target {target!r} and model "
+            f"{model!r}; give both as ?target=NAME&model=NAME, as in /api/v1/status.\n",
+            status_code=404,
+        )
 
     @app.post("/api/v1/autotune/{action}")
     async def autotune(request: Request, action: str, target: str = "", k: str = "") -> Response:
@@ -235,17 +258,90 @@ def create_app(service: Service) -> FastAPI:
         """All that is known of all targets: figures, verdicts, drift, baselines, the tuner."""
         return JSONResponse(_plain(service.status()))
 
-    @app.api_route("/", methods=_READ, response_class=HTMLResponse)
-    async def index() -> Response:
-        """The page for people."""
-        settings = service.settings
-        return HTMLResponse(
-            page.render(
-                status=service.status(), interval=settings.interval, audit=service.audit(20)
-            )
+    @app.api_route("/", methods=_READ)
+    async def index(q: str = "", trouble: str = "", target: str | None = None) -> Response:
+        """The page for people: `q` finds text, `trouble` leaves out what is well, `target` one."""
+        return HTMLResponse(board().page(q, bool(trouble), target))
+
+    @app.api_route("/cards", methods=_READ)
+    async def cards(rows: str = "", whole: str = "", audit: str = "") -> Response:
+        return HTMLResponse(board().fragment(rows.split("."), whole.split("."), bool(audit)))
+
+    @app.api_route("/state", methods=_READ)
+    async def state() -> Response:
+        return JSONResponse(board().state)
+
+    @app.get("/events")
+    async def events() -> Response:
+        if len(streams) >= MOST_STREAMS:
+            return PlainTextResponse("Too many are listening; ask /state.\n", status_code=503)
+        return StreamingResponse(
+            news(service.pulse, board, streams),
+            media_type="text/event-stream",
+            headers={"X-Accel-Buffering": "no"},
         )
 
+    @app.api_route("/static/{name}", methods=_READ)
+    async def static(name: str) -> Response:
+        if name not in _STATIC:
+            return PlainTextResponse("Not found.\n", status_code=404)
+        file = resources.files("specdec_exporter") / "static" / name
+        return Response(file.read_bytes(), media_type=_STATIC[name])
+
     return app
+
+
+def _boards(service: Service) -> Callable[[], Board]:
+    """What gives the board as of the last pulse, made once for all who ask."""
+    templates = Templates()
+    kept: tuple[int, Board] | None = None
+
+    def board() -> Board:
+        nonlocal kept
+        count = service.pulse.count
+        # Before the first pulse what is shown is of now, whenever that is.
+        if kept is None or kept[0] != count or not count:
+            settings = service.settings
+            runbooks = {
+                rule.name: f"{settings.rules.runbook_url}{rule.alert}"
+                for rule in rule_table(settings)
+            }
+            failed = "The last reload failed; the settings before it are in force."
+            kept = (
+                count,
+                Board(
+                    service.seen(),
+                    audit=service.audit(AUDIT_ENTRIES),
+                    notice=failed if service.reload_failed else "",
+                    version=__version__,
+                    templates=templates,
+                    runbooks=runbooks,
+                    every=settings.rules.evaluation_interval,
+                ),
+            )
+        return kept[1]
+
+    return board
+
+
+async def news(
+    pulse: Pulse, board: Callable[[], Board], streams: set[object]
+) -> AsyncIterator[str]:
+    """One event now, and one whenever there is news; a slow reader misses all but the newest."""
+    me, now = object(), asyncio.get_running_loop().time
+    end, shown = now() + STREAM_SECONDS, -1
+    streams.add(me)
+    try:
+        while not pulse.ended and now() < end:
+            if pulse.count == shown:
+                yield ":\n\n"
+            else:
+                shown = pulse.count
+                yield f"id: {shown}\ndata: {json.dumps(board().state)}\n\n"
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(pulse.after(shown), PING_SECONDS)
+    finally:
+        streams.discard(me)
 
 
 def host_allowed(host: str, allowed: tuple[str, ...]) -> bool:
@@ -308,18 +404,6 @@ def _alerts(body: bytes) -> list[tuple[str, dict[str, str], bool]] | None:
         ]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-
-
-def _moment(unix_time: float) -> str:
-    return datetime.fromtimestamp(unix_time, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def _unknown(what: str, target: str, model: str) -> Response:
-    return PlainTextResponse(
-        f"No {what} of target {target!r} and model {model!r}; "
-        "give both as ?target=NAME&model=NAME, as in /api/v1/status.\n",
-        status_code=404,
-    )
 
 
 def _plain(status: ExporterStatus) -> dict[str, Any]:

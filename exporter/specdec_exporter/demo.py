@@ -47,7 +47,12 @@ async def run(scenario: str, listen: str | None, duration: float | None) -> None
         raise DemoError(f"no scenario {scenario!r}; there are {', '.join(SCENARIOS)}")
     configure("error")
     async with SimulatorServer(SCENARIOS[scenario]) as server:
-        flags = {"targets": [f"demo={server.url}"], "interval": 1.0, "listen": listen}
+        flags = {
+            "targets": [f"demo={server.url}"],
+            "interval": 1.0,
+            "rules": {"evaluation_interval": 5.0},
+            "listen": listen,
+        }
         settings = load(flags=flags)
         try:
             listener = bind(settings.listen)

@@ -51,3 +51,9 @@ def format_duration(seconds: float) -> str:
         if count:
             parts.append(f"{count}{unit}")
     return "".join(parts) or "0s"
+
+
+def rough_duration(seconds: float) -> str:
+    """The same for people to read, in two units at most: 5,530.2 s is `1h32m`."""
+    parts = _PART.findall(format_duration(seconds if seconds < 1 else round(seconds)))
+    return "".join(f"{count}{unit}" for count, unit in parts[:2]) or "0s"

@@ -23,10 +23,12 @@ from specdec_exporter.config import Settings, Target
 from specdec_exporter.decide import Evidence
 from specdec_exporter.drift import Fingerprint
 from specdec_exporter.evidence import HOUR_SECONDS, evidence_of, unanswered
+from specdec_exporter.history import History, Seen, Watched
 from specdec_exporter.judge import Facts, Judge, facts
 from specdec_exporter.measure import Drafted, Meter
 from specdec_exporter.model import Measurement, Reason, ScrapeError, TargetStatus
 from specdec_exporter.parse import parse
+from specdec_exporter.pulse import Pulse
 from specdec_exporter.references import baselines, check, configure, sweep
 from specdec_exporter.rules import rule_table
 from specdec_exporter.scrape import fetch, fetch_version, new_client
@@ -63,6 +65,7 @@ class Monitor:
         self._now = -math.inf
         self._judge = Judge(rule_table(settings), patience=settings.windows[0])
         self._judged_window = settings.windows[0]
+        self.history = History()
         self._grace = settings.rules.target_down.grace
         self._first_seen: float | None = None
         self._interval = settings.interval
@@ -239,10 +242,10 @@ class Monitor:
             }
             for one in status.drift
         }
+        judged = [m for m in status.measurements if m.total.window_seconds == self._judged_window]
+        self.history.add(judged, unix_time)
         measured = [
-            (m.total.model_name, facts(m) | drift.get(m.total.model_name, {}))
-            for m in status.measurements
-            if m.total.window_seconds == self._judged_window
+            (m.total.model_name, facts(m) | drift.get(m.total.model_name, {})) for m in judged
         ]
         verdicts = self._judge.judge(measured, unix_time, target=self._facts(status, unix_time))
         self._status = replace(self._status, verdicts=verdicts)
@@ -405,6 +408,8 @@ class Loop:
             t.name: self._tuner(t, settings) for t in settings.targets if t.role != "baseline"
         }
         self._changed = asyncio.Event()
+        self.pulse = Pulse()
+        self._seen: Seen | None = None
 
     def _tuner(self, target: Target, settings: Settings, old: Tuner | None = None) -> Tuner:
         tuner = old or Tuner(target, settings.tuner, self._store)
@@ -435,6 +440,27 @@ class Loop:
         """What the last cycle found, in the order of the settings."""
         return tuple(self._status(name) for name in self._monitors)
 
+    def seen(self) -> Seen:
+        """All targets and their last hour as of the last pulse; before the first, as of now."""
+        return self._seen or self._look()
+
+    def _look(self) -> Seen:
+        return Seen(
+            time.time(),
+            tuple(
+                Watched(self._status(name), monitor.history.moments())
+                for name, monitor in self._monitors.items()
+            ),
+        )
+
+    def publish(self) -> None:
+        """Keep what is known now for people to look at, and wake those who do."""
+        try:
+            self._seen = self._look()
+        except Exception as error:
+            log.error("cannot show", exc_info=error)
+        self.pulse.beat()
+
     def _status(self, name: str) -> TargetStatus:
         status, tuner = self._monitors[name].status, self._tuners.get(name)
         if tuner is None:
@@ -459,6 +485,7 @@ class Loop:
             monitor.reconfigure(target, settings)
             self._monitors[target.name] = monitor
         self._retune(settings)
+        self.publish()
         self._changed.set()
 
     def _retune(self, settings: Settings) -> None:
@@ -523,6 +550,7 @@ class Loop:
             now = time.time()
             self.judge(now)
             self.tune(now)
+            self.publish()
             # A slow disk must not hold up the scrapes.
             due = now >= self._learned_at + LEARNED_SECONDS
             self._learned_at = now if due else self._learned_at

@@ -17,9 +17,11 @@ import uvicorn
 from specdec_exporter import __version__
 from specdec_exporter.app import create_app
 from specdec_exporter.config import ConfigError, Settings, listen_address
+from specdec_exporter.history import Seen
 from specdec_exporter.log import configure
 from specdec_exporter.loop import Loop
 from specdec_exporter.model import ExporterStatus
+from specdec_exporter.pulse import Pulse
 from specdec_exporter.store import Store, StoreError
 from specdec_exporter.tuner import Refusal
 
@@ -29,12 +31,15 @@ log = structlog.get_logger()
 class _Server(uvicorn.Server):
     """Wakes once a second, not ten times: an exporter that nobody asks should cost nothing."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, pulse: Pulse) -> None:
         super().__init__(config)
         self._stopped = asyncio.Event()
+        self._pulse = pulse
 
     def stop(self) -> None:
         self.should_exit = True
+        # Who waits for news would be waited for.
+        self._pulse.end()
         self._stopped.set()
 
     async def main_loop(self) -> None:
@@ -67,6 +72,20 @@ class Exporter:
         """The settings in force."""
         return self._loop.settings
 
+    @property
+    def pulse(self) -> Pulse:
+        """Beats when there is something new to see; ends when the exporter does."""
+        return self._loop.pulse
+
+    def seen(self) -> Seen:
+        """What people are shown: all targets as of the last pulse."""
+        return self._loop.seen()
+
+    @property
+    def reload_failed(self) -> bool:
+        """Whether the last reload did."""
+        return not self._reloaded
+
     def status(self) -> ExporterStatus:
         """What is known now."""
         return ExporterStatus(
@@ -90,24 +109,29 @@ class Exporter:
                 log.warning("state_file changes at the next start", file=str(settings.state_file))
             if settings.log_level != self.settings.log_level:
                 configure(settings.log_level)
+            self._reloaded = True
             self._loop.reload(settings)
         except ConfigError as error:
             self._reloaded = False
+            self._loop.publish()
             for problem in error.problems:
                 log.error("reload failed", place=problem.place, problem=problem.message)
             raise
-        self._reloaded = True
         log.info("reloaded", targets=len(settings.targets))
 
     def acknowledge_drift(self, target: str, model_name: str) -> bool:
         """End a drift incident; False where there is none."""
         log.info("drift acknowledged", target=target, model=model_name)
-        return self._loop.acknowledge_drift(target, model_name)
+        done = self._loop.acknowledge_drift(target, model_name)
+        self._loop.publish()
+        return done
 
     def relearn_reference(self, target: str, model_name: str) -> bool:
         """Begin a reference anew; False where nothing is watched."""
         log.info("reference to be learned anew", target=target, model=model_name)
-        return self._loop.relearn_reference(target, model_name)
+        done = self._loop.relearn_reference(target, model_name)
+        self._loop.publish()
+        return done
 
     def autotune(self, action: str, target: str, k: int | None, who: str) -> str:
         """Pause, resume, apply or roll back; of all targets where none is named.
@@ -118,6 +142,11 @@ class Exporter:
         Raises:
             Refusal: it cannot be done; nothing was.
         """
+        done = self._autotune(action, target, k, who)
+        self._loop.publish()
+        return done
+
+    def _autotune(self, action: str, target: str, k: int | None, who: str) -> str:
         tuners = self._loop.tuners
         if target and target not in tuners:
             raise Refusal(f"no target {target!r}; there are {', '.join(tuners) or 'none'}")
@@ -170,7 +199,7 @@ class Exporter:
             ws="none",
             timeout_graceful_shutdown=3,
         )
-        server = _Server(config)
+        server = _Server(config, self.pulse)
         running = asyncio.get_running_loop()
         running.add_signal_handler(signal.SIGHUP, self._reload_on_signal)
         # The web server raises the signal that ended it once more when it is done. Handled here,

@@ -50,8 +50,8 @@ def headline(status: TargetStatus, measurement: Measurement | None) -> Headline:
     elif measurement.baseline_refused:
         why = measurement.baseline_refused
     length = derived.mean_acceptance_length
-    drafting = "Drafting" if length is None else f"Drafting at {length:.2f} tokens a step"
-    return Headline("unsure", f"{drafting}; {why}")
+    mean = "" if length is None else f", mean acceptance length {length:.2f}"
+    return Headline("unsure", f"Drafting{mean}; {why}")
 
 
 def _loudest(status: TargetStatus, model_name: str) -> Verdict | None:

@@ -42,6 +42,11 @@ def promtool() -> Path:
 
 
 @pytest.fixture(scope="session")
+def chromium() -> Path:
+    return program("chromium")
+
+
+@pytest.fixture(scope="session")
 def demo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of `specdec-exporter demo` on the healthy scenario, once it serves ratios."""
     url = f"http://127.0.0.1:{free_port()}"

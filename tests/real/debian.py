@@ -1,4 +1,4 @@
-"""Prometheus, Alertmanager and kubectl from Debian's or Ubuntu's archive, without root.
+"""Prometheus, Alertmanager, Chromium and kubectl from Debian's or Ubuntu's archive, without root.
 
 A program on PATH is taken as it is. Otherwise its package is fetched with `apt-get download`,
 unpacked with `dpkg -x` into a cache folder and run from there: nothing is installed, no service is
@@ -8,6 +8,7 @@ enabled, and apt's own package lists stay as they are, for root too.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,8 +21,26 @@ PACKAGES = {
     "prometheus-alertmanager": "prometheus-alertmanager",
     "amtool": "prometheus-alertmanager",
     "kubectl": "kubernetes-client",
+    "chromium": "chromium",
 }
 """The program, by Debian's name for it, and the package that has it."""
+
+BESIDE = {"chromium": ["fonts-dejavu-core"]}
+"""Packages that come with a program, as do all that it depends on and the machine lacks."""
+
+RUN_FROM_FOLDER = """\
+#!/bin/sh
+root=$(dirname "$(readlink -f "$0")")/../..
+for folder in "$root"/usr/lib/*-linux-gnu* "$root"/lib/*-linux-gnu*; do
+  LD_LIBRARY_PATH="$folder:$folder/pulseaudio:$LD_LIBRARY_PATH"
+done
+export LD_LIBRARY_PATH
+if [ ! -e /etc/fonts/fonts.conf ]; then
+  export FONTCONFIG_PATH="$root/etc/fonts" XDG_DATA_HOME="$root/usr/share"
+fi
+exec "$root/usr/lib/chromium/chromium" "$@"
+"""
+"""Instead of the script in Debian's package, which looks in the places that packages are put in."""
 
 UPSTREAM_NAMES = {"prometheus-alertmanager": "alertmanager"}
 
@@ -94,16 +113,22 @@ def _fetch(program: str) -> Path:
         ]
         # One source that fails is no reason to stop: the package may come from another.
         updated = _run([*apt, "update"], work)
-        downloaded = _run([*apt, "download", package], work)
+        wanted = [package]
+        if program in BESIDE:
+            wanted = _lacking(apt, [package, *BESIDE[program]], work) or wanted
+        downloaded = _run([*apt, "download", *wanted], work)
         found = sorted(work.glob(f"{package}_*.deb"))
         if not found:
             why = _last_line(downloaded) or _last_line(updated)
             raise MissingProgramError(f"apt-get could not fetch {package}: {why}")
-        unpacked = _run(["dpkg", "-x", str(found[0]), "unpacked"], work)
-        if unpacked.returncode:
-            raise MissingProgramError(
-                f"dpkg could not unpack {found[0].name}: {_last_line(unpacked)}"
-            )
+        for archive in sorted(work.glob("*.deb")):
+            unpacked = _run(["dpkg", "-x", str(archive), "unpacked"], work)
+            if unpacked.returncode:
+                raise MissingProgramError(
+                    f"dpkg could not unpack {archive.name}: {_last_line(unpacked)}"
+                )
+        if program in BESIDE:
+            (work / "unpacked/usr/bin" / program).write_text(RUN_FROM_FOLDER)
         # Renamed into place when complete: another run of the tests may be doing the same.
         try:
             (work / "unpacked").rename(home / package)
@@ -114,6 +139,13 @@ def _fetch(program: str) -> Path:
     if not path.exists():
         raise MissingProgramError(f"the package {package} has no {program}")
     return path
+
+
+def _lacking(apt: list[str], packages: list[str], folder: Path) -> list[str]:
+    """The packages, and of those that they depend on the ones that are not installed here."""
+    plan = _run([*apt, "install", "--simulate", "--no-install-recommends", *packages], folder)
+    # An installed one that would be renewed has its old version in brackets behind its name.
+    return re.findall(r"^Inst (\S+) \(", plan.stdout, re.MULTILINE)
 
 
 def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
