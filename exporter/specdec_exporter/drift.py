@@ -632,8 +632,9 @@ def _fit(
 ) -> tuple[tuple[float, ...], Variances]:
     """The daily cycle of counts per draft, empty without waves, and the variances of their sums.
 
-    The cycle is added to the mean over drafts. Least squares, weighed as the charts weigh, on waves less their own mean. A prior of the size
-    `_CYCLE_PRIOR` keeps hours that nothing is known of near it.
+    The cycle is added to the mean over drafts. Least squares, weighed as the charts weigh, on waves
+    less their own mean. A prior of the size `_CYCLE_PRIOR` keeps hours that nothing is known of
+    near it.
     """
     usual = sum(counts) / sum(one.drafts for one in bins)
     weights = [math.sqrt(one.seconds / one.drafts) for one in bins]
