@@ -27,9 +27,11 @@ FALSE_ALARMS_PER_MONTH = 0.5
 
 _BIN_SECONDS = 240.0
 _MOST_BINS = round(7 * DAY_SECONDS / _BIN_SECONDS)
-_BLOCK_BINS = (1, 4, 15)
+_BLOCK_BINS = (1, 2, 4, 8, 15)
 BLOCK_SECONDS = tuple(bins * _BIN_SECONDS for bins in _BLOCK_BINS)
 """Lengths of the sums whose variances a reference holds."""
+_FROM, _TO = (0.0, *BLOCK_SECONDS[1:]), (*BLOCK_SECONDS[:-1], math.inf)
+"""The times that a variance stands for: its own, the first all below, the last all above."""
 _RATES = 8
 _MAX_SHARE = 12
 """A block is at most this fraction (one in twelve) of the past, or its variance is a guess."""
@@ -43,7 +45,7 @@ _SHAPE_PRIOR = 20.0
 """Accepted tokens as expected that are put to those seen, so that few of them say little."""
 
 Shape = Literal["front", "tail", "even"]
-Variances = tuple[float, float, float]
+Variances = tuple[float, ...]
 """Of sums over each of `BLOCK_SECONDS`."""
 
 
@@ -158,7 +160,14 @@ def configured(
             f"a reference needs acceptance ratios in 0..1 that do not increase, got {positions}"
         )
     accepted, first = (variance_inflation * v for v in _variances(kept))
-    return Reference(fingerprint, "configured", taken_at, kept, (accepted,) * 3, (first,) * 3)
+    return Reference(
+        fingerprint,
+        "configured",
+        taken_at,
+        kept,
+        (accepted,) * len(BLOCK_SECONDS),
+        (first,) * len(BLOCK_SECONDS),
+    )
 
 
 def reference_from(
@@ -378,14 +387,17 @@ class Chart:
         A Brownian motion with the drift and variance of `missing` while all is well, reflected
         at 0, takes (e^x − x − 1) · variance / (2 drift²) to reach h, where x = 2 · drift · h /
         variance (Siegmund 1985; his correction for steps, which makes h smaller, is left out: sums
-        of few intervals stray less than the variance says). It gets there, if it does, in about
-        h / drift, so the variance is that of sums over such a time.
+        of few intervals stray less than the variance says). If a sum reaches h in the time T, it
+        has strayed by h + drift · T, and x is (h + drift · T)² / (2 · variance · T) at the T where
+        that is least, h / drift. Here the variance is another for each T.
         """
         total = 0.0
         for rate in rates:
             drift = self.fall * self.mean * math.sqrt(rate)
-            variance = _at(self.variances, threshold / drift)
-            x = min(2.0 * drift * threshold / variance, 700.0)
+            x, variance = 700.0, 1.0
+            for shortest, longest, v in zip(_FROM, _TO, self.variances, strict=True):
+                t = min(max(threshold / drift, shortest), longest)
+                x, variance = min((x, variance), ((threshold + drift * t) ** 2 / (2.0 * v * t), v))
             total += 2.0 * drift * drift / variance / (math.expm1(x) - x)
         return total / len(rates)
 
@@ -450,8 +462,8 @@ class Detector:
         mean, first = reference.mean_accepted, reference.position_acceptance_ratio[0]
         accepted = reference.accepted_variance
         self.charts = [
-            _chart("slow", reference, mean, accepted, fall=0.05, share=1.0),
-            _chart("fast", reference, mean, accepted, fall=0.20, share=0.5),
+            _chart("slow", reference, mean, accepted, fall=0.05, share=3.0),
+            _chart("fast", reference, mean, accepted, fall=0.12, share=2.0),
             _chart("first", reference, first, reference.first_variance, fall=0.05, share=0.3),
         ]
         if reference.is_provisional:
@@ -591,7 +603,10 @@ def shape_of(expected: Sequence[float], observed: Sequence[float], drafts: float
 def _chart(
     name: str, reference: Reference, mean: float, variances: Variances, *, fall: float, share: float
 ) -> Chart:
-    error = math.sqrt(variances[-1] / reference.drafts) / mean if reference.drafts > 0.0 else 0.0
+    fitted = max(1, len(reference.accepted_cycle))
+    error = 0.0
+    if reference.drafts > 0.0:
+        error = math.sqrt(variances[-1] * fitted / reference.drafts) / mean
     return Chart(
         name=name,
         position_0=name == "first",
@@ -659,11 +674,9 @@ def _fit(
         for i, (n, wave) in enumerate(zip(drafts, waves, strict=True)):
             residuals[i] -= n * sum(map(mul, cycle, wave))
         cycle = (cycle[0] + mean - usual, *shares)
-    found = [
-        _block_variance(seconds, residuals, width, max(1, len(cycle))) for width in _BLOCK_BINS
-    ]
-    first, second, third = (assumed_variance if v is None else v for v in found)
-    return cycle, (first, second, third)
+    fitted = max(1, len(cycle))
+    found = (_block_variance(seconds, residuals, width, fitted) for width in _BLOCK_BINS)
+    return cycle, tuple(assumed_variance if v is None else v for v in found)
 
 
 def _block_variance(
@@ -681,15 +694,6 @@ def _block_variance(
     squares = sum((b - a) ** 2 for a, b in zip(sums, sums[width:], strict=False))
     time = sum(b - a for a, b in zip(times, times[width:], strict=False))
     return max(squares / time / (1.0 - fitted * width / len(seconds)), 1e-6)
-
-
-def _at(variances: Variances, seconds: float) -> float:
-    """The variance of sums over that time, between those of the blocks or that of the nearest."""
-    known = list(zip(BLOCK_SECONDS, variances, strict=True))
-    for (below, a), (above, b) in pairwise(known):
-        if seconds < above:
-            return a + (b - a) * max(0.0, seconds - below) / (above - below)
-    return variances[-1]
 
 
 def _solve(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
