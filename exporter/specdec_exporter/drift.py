@@ -467,7 +467,8 @@ class Detector:
             _chart("first", reference, first, reference.first_variance, fall=0.05, share=0.3),
         ]
         if reference.is_provisional:
-            self.charts = [chart for chart in self.charts if chart.name == "fast"]
+            # A day of ± 10 %, taken at its best hour, is no large fall either.
+            self.charts = [_chart("fast", reference, mean, accepted, fall=0.20, share=1.0)]
         self._seconds_per_alarm = MONTH_SECONDS / false_alarms_per_month
         self._drafts = self._seconds = 0.0
         self._octave: int | None = None
