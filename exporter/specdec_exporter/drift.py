@@ -463,7 +463,7 @@ class Detector:
         accepted = reference.accepted_variance
         self.charts = [
             _chart("slow", reference, mean, accepted, fall=0.05, share=3.0),
-            _chart("fast", reference, mean, accepted, fall=0.12, share=2.0),
+            _chart("fast", reference, mean, accepted, fall=0.15, share=2.0),
             _chart("first", reference, first, reference.first_variance, fall=0.05, share=0.3),
         ]
         if reference.is_provisional:
