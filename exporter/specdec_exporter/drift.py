@@ -462,8 +462,8 @@ class Detector:
         mean, first = reference.mean_accepted, reference.position_acceptance_ratio[0]
         accepted = reference.accepted_variance
         self.charts = [
-            _chart("slow", reference, mean, accepted, fall=0.05, share=3.0),
-            _chart("fast", reference, mean, accepted, fall=0.15, share=2.0),
+            _chart("slow", reference, mean, accepted, fall=0.05, share=2.0),
+            _chart("fast", reference, mean, accepted, fall=0.15, share=1.0),
             _chart("first", reference, first, reference.first_variance, fall=0.05, share=0.3),
         ]
         if reference.is_provisional:
