@@ -296,7 +296,9 @@ def ours(reference: Reference) -> Score:
                 if chart.position_0
                 else (mean, traffic.accepted.sum(0))
             )
-            missing = np.cumsum(traffic.drafts * due * (1 - chart.allowance) - got)
+            # Scrapes without drafts are left out, as the detector does.
+            weights = np.sqrt(traffic.seconds / np.maximum(traffic.drafts, 1.0))
+            missing = np.cumsum(weights * (traffic.drafts * due * (1 - chart.allowance) - got))
             scores.append(
                 (missing - np.minimum(np.minimum.accumulate(missing), 0.0)) / chart.threshold
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -16,6 +17,7 @@ from specdec_exporter.cost import (
     CostModel,
     Sample,
     extrapolate,
+    last_position_gain,
     predict,
 )
 from specdec_exporter.tuner_settings import TunerSettings
@@ -291,6 +293,36 @@ def test_the_error_has_a_part_from_acceptance_and_one_from_starts() -> None:
 
     assert stderr(0.0, 0.0) < stderr(0.05, 0.0)
     assert stderr(0.0, 0.0) < stderr(0.0, 0.13)
+
+
+def test_the_last_position_gains_what_k_is_faster_than_one_less() -> None:
+    near = predict(model(), extrapolate(GUIDE, 4), [(8.0, 1.0)], range(5), SETTINGS)
+    by_k = {p.k: p for p in near}
+    found = last_position_gain(near, 2)
+    assert found is not None
+    gain, stderr = found
+    # On the H200 a second draft token costs more than the guide's 0.24 tokens are worth.
+    assert gain == pytest.approx(by_k[2].speedup / by_k[1].speedup - 1)
+    assert gain < 0
+    assert stderr > max(by_k[1].speed_stderr, by_k[2].speed_stderr)
+    # One that is nearly always accepted is worth it.
+    sure = predict(
+        model(), extrapolate(Acceptance((0.95, 0.9), (0.0, 0.0)), 2), [(8.0, 1.0)], (1, 2), SETTINGS
+    )
+    found = last_position_gain(sure, 2)
+    assert found is not None
+    assert found[0] > 0
+
+
+def test_the_last_position_is_not_judged_by_assumed_costs_nor_where_it_is_the_first() -> None:
+    near = predict(model(), extrapolate(GUIDE, 4), [(8.0, 1.0)], range(5), SETTINGS)
+    assert last_position_gain(near, 0) is None
+    assert last_position_gain(near, 1) is None
+    assert last_position_gain((), 2) is None
+    assert last_position_gain([p for p in near if p.k != 1], 2) is None
+    for guessed in (1, 2):
+        guess = [replace(p, extrapolated=p.extrapolated or p.k == guessed) for p in near]
+        assert last_position_gain(guess, 2) is None
 
 
 # Keeping it

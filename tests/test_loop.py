@@ -22,7 +22,7 @@ from specdec_exporter import loop as loop_module
 from specdec_exporter.config import Settings, Target
 from specdec_exporter.expose import registry, render
 from specdec_exporter.loop import Loop, Monitor
-from specdec_exporter.model import ExporterStatus, Reason, ScrapeError, TargetStatus
+from specdec_exporter.model import ExporterStatus, Reason, ScrapeError, TargetStatus, TunerStatus
 from specdec_exporter.scrape import fetch
 from specdec_exporter.store import Store
 from specdec_exporter.thresholds import AcceptanceLow, DrafterBroken, Thresholds
@@ -282,6 +282,29 @@ def test_a_broken_drafter_is_pending_and_after_its_time_fires_with_its_evidence(
     assert metrics["drafter_broken"] == 1.0
     assert metrics["position_decay"] == 0.0
     assert "net_gain_low" not in metrics
+
+
+def test_a_last_position_that_the_tuner_says_costs_more_than_it_adds_is_a_plateau() -> None:
+    def plateau(gain: float | None, stderr: float | None) -> str:
+        watched = monitor()
+        said = tuned(gain, stderr)
+        for i in range(61):
+            watched.observe(good_page(i + 1), t=5.0 * i, duration=0.1)
+            if i % 3 == 0:
+                watched.judge(5.0 * i, (said,))
+        return states(watched.status)["length_plateau"]
+
+    assert plateau(-0.05, 0.01) == "pending"
+    assert plateau(-0.05, 0.04) == "inactive"
+    assert plateau(0.05, 0.01) == "inactive"
+    assert plateau(None, None) == "inactive"
+
+
+def tuned(gain: float | None, stderr: float | None) -> TunerStatus:
+    """Of the model of the pages."""
+    nothing: dict[str, Any] = dict.fromkeys(f.name for f in dataclasses.fields(TunerStatus))
+    said = {"last_position_gain_ratio": gain, "last_position_gain_ratio_stderr": stderr}
+    return TunerStatus(**nothing | {"model_name": "m"} | said)
 
 
 def rule_metrics(status: TargetStatus) -> dict[str, float]:

@@ -96,12 +96,21 @@ def test_both_sources_say_the_same_under_other_names() -> None:
         )
 
     exporter, vllm = alerts("exporter"), alerts("vllm")
-    same = [name for name in vllm if name != "SpecDecDrafterMisaligned"]
-    assert len(same) == 7
+    differ = ("SpecDecDrafterMisaligned", "SpecDecLengthPlateau")
+    same = [name for name in vllm if name not in differ]
+    assert len(same) == 6
     for name in same:
         assert plain(exporter[name]["expr"]) == plain(vllm[name]["expr"])
     # The exporter knows of a gain, which takes the warning back.
     assert vllm["SpecDecDrafterMisaligned"]["labels"] == {"severity": "warning"}
+    # And of what the last position costs.
+    cost = (
+        " or specdec_last_position_gain_ratio + 1.645 * specdec_last_position_gain_ratio_stderr < 0"
+    )
+    both = plain(exporter["SpecDecLengthPlateau"]["expr"])
+    assert both.count(cost) == 1
+    tokens = both.replace(cost, "").replace("(", "").replace(")", "")
+    assert tokens == plain(vllm["SpecDecLengthPlateau"]["expr"])
 
 
 def test_misalignment_that_gains_is_an_alert_of_its_own() -> None:

@@ -129,6 +129,19 @@ async def begun(made: Bench) -> None:
     assert made.k == 1
 
 
+def test_what_the_last_position_gains_is_shown_once_both_step_times_are_measured() -> None:
+    tuner = Tuner(Target(name="m", url="http://127.0.0.1:1"), QUICK, Store(None), clock=lambda: 0.0)
+    shown = []
+    for i, k in enumerate((2,) * 40 + (1,) * 40 + (2,) * 40):
+        tuner.evaluate({"m": evidence(k, float(k), tpot=0.004 + 0.001 * k)}, 15.0 * i, {})
+        (status,) = tuner.statuses()
+        shown.append(status.last_position_gain_ratio)
+        assert (status.last_position_gain_ratio_stderr is None) == (shown[-1] is None)
+    assert set(shown[:80]) == {None}
+    # A TPOT of 6 ms where it was 5 ms.
+    assert shown[-1] == pytest.approx(5 / 6 - 1, abs=0.03)
+
+
 def test_a_collapse_shrinks_k_to_1_which_is_verified_and_written_down(tmp_path: Path) -> None:
     async def run() -> None:
         async with bench(tmp_path) as made:

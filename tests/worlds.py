@@ -31,6 +31,8 @@ KNOWN_ELSEWHERE: dict[str, Sequence[tuple[str, str]]] = {
     "tpot_gain_stderr": [("specdec_tpot_gain_ratio_stderr", 'match="concurrency"')],
     "baseline_covered": [("specdec_baseline_covered", "")],
     "drift_score": [("specdec_drift_score", "")],
+    "last_position_gain": [("specdec_last_position_gain_ratio", "")],
+    "last_position_gain_stderr": [("specdec_last_position_gain_ratio_stderr", "")],
     "reference_front": [
         ("specdec_reference_position_acceptance_ratio", f'position="{i}"') for i in range(2)
     ],

@@ -494,3 +494,17 @@ def predict(
             )
         )
     return tuple(predictions)
+
+
+def last_position_gain(predictions: Iterable[Prediction], k: int) -> tuple[float, float] | None:
+    """What the deepest of k positions brings to the speed beyond its cost, and its standard error.
+
+    As a ratio, speedup(k) / speedup(k − 1) − 1. None where either stands on anything that was not
+    measured, and below k = 2: the first position is all of speculation, which the net gain judges.
+    """
+    measured = {p.k: p for p in predictions if not p.extrapolated}
+    if k < 2 or not {k - 1, k} <= measured.keys():
+        return None
+    here, without = measured[k], measured[k - 1]
+    gain = here.speedup / without.speedup - 1.0
+    return gain, math.hypot(here.speed_stderr, without.speed_stderr)

@@ -27,8 +27,12 @@ FALSE_ALARMS_PER_MONTH = 0.5
 
 _BIN_SECONDS = 240.0
 _MOST_BINS = round(7 * DAY_SECONDS / _BIN_SECONDS)
-_SHORT_BINS = round(16 * 60 / _BIN_SECONDS)
-_LONG_BINS = round(3600 / _BIN_SECONDS)
+_BLOCK_BINS = (1, 2, 4, 8, 15)
+BLOCK_SECONDS = tuple(bins * _BIN_SECONDS for bins in _BLOCK_BINS)
+"""Lengths of the sums whose variances a reference holds."""
+_FROM, _TO = (0.0, *BLOCK_SECONDS[1:]), (*BLOCK_SECONDS[:-1], math.inf)
+"""The times that a variance stands for: its own, the first all below, the last all above."""
+_RATES = 8
 _MAX_SHARE = 12
 """A block is at most this fraction (one in twelve) of the past, or its variance is a guess."""
 _CYCLE_DAYS = 2.0
@@ -41,6 +45,8 @@ _SHAPE_PRIOR = 20.0
 """Accepted tokens as expected that are put to those seen, so that few of them say little."""
 
 Shape = Literal["front", "tail", "even"]
+Variances = tuple[float, ...]
+"""Of sums over each of `BLOCK_SECONDS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +74,9 @@ class Reference:
     """Unix seconds."""
     position_acceptance_ratio: tuple[float, ...]
     """Mean over drafts, of position 0 first; there may be fewer than k."""
-    accepted_variance: tuple[float, float]
-    """Variance of a sum of accepted tokens per draft in it, over 16 minutes, and over an hour where
-    that is more."""
-    first_variance: tuple[float, float]
+    accepted_variance: Variances
+    """Per draft, of sums of accepted tokens weighed as the charts weigh them."""
+    first_variance: Variances
     """The same of position 0 alone."""
     accepted_cycle: tuple[float, ...] = ()
     """Added to the mean of J: a constant, then cosine and sine of once and twice a day (UTC)."""
@@ -81,8 +86,8 @@ class Reference:
     """Drafts that it was measured on."""
     span_seconds: float = 0.0
     """Time with drafts in it that it was measured over."""
-    drafts_per_second: float = 0.0
-    """Mean over that time."""
+    rates: tuple[float, ...] = ()
+    """Mean drafts per second of each eighth of that time, the quietest first."""
 
     @property
     def is_provisional(self) -> bool:
@@ -91,6 +96,11 @@ class Reference:
         A daily cycle of ± 5 % would pass for a small fall every day, but not for a large one.
         """
         return self.source == "learned" and not self.accepted_cycle
+
+    @property
+    def drafts_per_second(self) -> float:
+        """Mean over the time that it was measured over; 0 where nothing was measured."""
+        return sum(self.rates) / len(self.rates) if self.rates else 0.0
 
     @property
     def mean_accepted(self) -> float:
@@ -151,7 +161,12 @@ def configured(
         )
     accepted, first = (variance_inflation * v for v in _variances(kept))
     return Reference(
-        fingerprint, "configured", taken_at, kept, (accepted, accepted), (first, first)
+        fingerprint,
+        "configured",
+        taken_at,
+        kept,
+        (accepted,) * len(BLOCK_SECONDS),
+        (first,) * len(BLOCK_SECONDS),
     )
 
 
@@ -165,8 +180,8 @@ def reference_from(
 ) -> Reference:
     """A reference from a span, however short.
 
-    Where the span is too short to show the variance of blocks of 16 minutes (3.2 hours are needed)
-    or an hour (12 hours), the given inflation stands in.
+    Where the span is too short to show the variance of blocks of 4 minutes (48 are needed), of 16
+    (3.2 hours) or of an hour (12 hours), the given inflation stands in.
 
     Args:
         intervals: unix seconds of its end, and the interval; in time order.
@@ -250,8 +265,7 @@ class Learner:
         k = fingerprint.num_speculative_tokens
         if not bins or len(bins[0].accepted) != k or not any(one.accepted[0] for one in bins):
             raise ValueError(f"nothing was accepted at k = {k}, so there is nothing to refer to")
-        drafts = [one.drafts for one in bins]
-        seconds, total = self.seconds, sum(drafts)
+        seconds, total = self.seconds, sum(one.drafts for one in bins)
         ratios = tuple(sum(a) / total for a in zip(*(one.accepted for one in bins), strict=True))
         days = (bins[-1].index - bins[0].index) * _BIN_SECONDS / DAY_SECONDS
         waves = (
@@ -259,9 +273,14 @@ class Learner:
         )
         sums = [sum(one.accepted) for one in bins], [one.accepted[0] for one in bins]
         (accepted_cycle, accepted), (first_cycle, first) = (
-            _fit(drafts, counts, waves, self._variance_inflation * variance)
+            _fit(bins, counts, waves, self._variance_inflation * variance)
             for counts, variance in zip(sums, _variances(ratios), strict=True)
         )
+        ranked = sorted(bins, key=lambda one: one.drafts / one.seconds)
+        parts = min(_RATES, len(ranked))
+        eighths = [
+            ranked[i * len(ranked) // parts : (i + 1) * len(ranked) // parts] for i in range(parts)
+        ]
         return Reference(
             fingerprint,
             source,
@@ -273,7 +292,10 @@ class Learner:
             first_cycle=first_cycle,
             drafts=total,
             span_seconds=seconds,
-            drafts_per_second=total / seconds,
+            rates=tuple(
+                sum(one.drafts for one in part) / sum(one.seconds for one in part)
+                for part in eighths
+            ),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -318,14 +340,19 @@ class Incident:
 
 @dataclass(slots=True)
 class Chart:
-    """One CUSUM of what is missing, in accepted tokens."""
+    """One CUSUM of what is missing, in accepted tokens over the root of drafts per second.
+
+    By the root, a scrape's weight is between that of its drafts, which is best where requests
+    differ, and that of any other scrape, which is best where acceptance wanders; and the quiet
+    hours have their say.
+    """
 
     name: str
     position_0: bool
     fall: float
     """The fall that is allowed for; twice of it is found fastest."""
     mean: float
-    variance: float
+    variances: Variances
     allowance: float
     """The fall, or more where the reference itself is no better known: √(fall² + (2 errors)²)."""
     share: float
@@ -338,27 +365,49 @@ class Chart:
     expected: tuple[float, float] = (0.0, 0.0)
     accepted: list[float] = field(default_factory=list)
 
-    def set_threshold(self, drafts_per_alarm: float) -> None:
-        """Solve for this chart's share of one false alarm in so many drafts.
+    def set_threshold(self, rates: Sequence[float], seconds_per_alarm: float) -> None:
+        """Solve for this chart's share of one false alarm in so many seconds.
+
+        Args:
+            rates: drafts per second of equal shares of the time.
+            seconds_per_alarm: of all charts.
+        """
+        low, high = 0.0, 1.0
+        while self._alarms(rates, high) * seconds_per_alarm > self.share:
+            low, high = high, 2.0 * high
+        for _ in range(30):
+            middle = (low + high) / 2.0
+            often = self._alarms(rates, middle) * seconds_per_alarm > self.share
+            low, high = (middle, high) if often else (low, middle)
+        self.threshold = high
+
+    def _alarms(self, rates: Sequence[float], threshold: float) -> float:
+        """False alarms per second.
 
         A Brownian motion with the drift and variance of `missing` while all is well, reflected
-        at 0, takes (e^x − x − 1) · variance / (2 (fall · mean)²) drafts to reach h, where
-        x = 2 · fall · mean · h / variance (Siegmund 1985; his correction for steps, which makes h
-        smaller, is left out: sums of few intervals stray less than the variance says).
+        at 0, takes (e^x − x − 1) · variance / (2 drift²) to reach h, where x = 2 · drift · h /
+        variance (Siegmund 1985; his correction for steps, which makes h smaller, is left out: sums
+        of few intervals stray less than the variance says). If a sum reaches h in the time T, it
+        has strayed by h + drift · T, and x is (h + drift · T)² / (2 · variance · T) at the T where
+        that is least, h / drift. Here the variance is another for each T.
         """
-        drift = self.fall * self.mean
-        odds = 2.0 * drift * drift * drafts_per_alarm / self.share / self.variance
-        x = 0.0
-        for _ in range(50):
-            x = math.log(1.0 + x + odds)
-        self.threshold = x * self.variance / (2.0 * drift)
+        total = 0.0
+        for rate in rates:
+            drift = self.fall * self.mean * math.sqrt(rate)
+            x, variance = 700.0, 1.0
+            for shortest, longest, v in zip(_FROM, _TO, self.variances, strict=True):
+                t = min(max(threshold / drift, shortest), longest)
+                x, variance = min((x, variance), ((threshold + drift * t) ** 2 / (2.0 * v * t), v))
+            total += 2.0 * drift * drift / variance / (math.expm1(x) - x)
+        return total / len(rates)
 
     def add(self, unix_time: float, interval: Interval, expected: tuple[float, float]) -> bool:
         """Take in an interval; True where too much is missing."""
         drafts, per_position = interval.drafts, interval.per_position
         mean, first = expected
         due, got = (first, per_position[0]) if self.position_0 else (mean, sum(per_position))
-        self.missing += drafts * due * (1.0 - self.allowance) - got
+        weight = math.sqrt(interval.seconds / drafts)
+        self.missing += weight * (drafts * due * (1.0 - self.allowance) - got)
         if self.missing <= 0.0:
             self.clear()
             return False
@@ -411,14 +460,15 @@ class Detector:
         self.incident: Incident | None = None
         self._positions = len(reference.position_acceptance_ratio)
         mean, first = reference.mean_accepted, reference.position_acceptance_ratio[0]
-        accepted_short, accepted_long = reference.accepted_variance
+        accepted = reference.accepted_variance
         self.charts = [
-            _chart("slow", reference, mean, accepted_long, fall=0.05, share=1.0),
-            _chart("fast", reference, mean, accepted_short, fall=0.20, share=0.5),
-            _chart("first", reference, first, reference.first_variance[1], fall=0.05, share=0.3),
+            _chart("slow", reference, mean, accepted, fall=0.05, share=2.0),
+            _chart("fast", reference, mean, accepted, fall=0.15, share=1.0),
+            _chart("first", reference, first, reference.first_variance, fall=0.05, share=0.3),
         ]
         if reference.is_provisional:
-            self.charts = [chart for chart in self.charts if chart.name == "fast"]
+            # A day of ± 10 %, taken at its best hour, is no large fall either.
+            self.charts = [_chart("fast", reference, mean, accepted, fall=0.20, share=1.0)]
         self._seconds_per_alarm = MONTH_SECONDS / false_alarms_per_month
         self._drafts = self._seconds = 0.0
         self._octave: int | None = None
@@ -490,16 +540,18 @@ class Detector:
         self._set_thresholds()
 
     def _set_thresholds(self) -> None:
-        """Solve for the reference's rate, or for the power of two below what is seen if larger."""
+        """Solve for the reference's rates, or for the power of two below what is seen if larger."""
         if self._seconds <= 0.0:
             return
         # By powers of two, since the thresholds grow with the logarithm only.
         octave = math.frexp(self._drafts / self._seconds)[1] - 1
         if octave != self._octave:
             self._octave = octave
-            rate = max(self.reference.drafts_per_second, math.ldexp(1.0, octave))
+            seen, usual = math.ldexp(1.0, octave), self.reference.drafts_per_second
+            more = max(1.0, seen / usual) if usual else seen
+            rates = [more * rate for rate in self.reference.rates or (1.0,)]
             for chart in self.charts:
-                chart.set_threshold(rate * self._seconds_per_alarm)
+                chart.set_threshold(rates, self._seconds_per_alarm)
 
     def _describe(self, chart: Chart, unix_time: float) -> Incident:
         mean, first = (value / chart.drafts for value in chart.expected)
@@ -550,15 +602,18 @@ def shape_of(expected: Sequence[float], observed: Sequence[float], drafts: float
 
 
 def _chart(
-    name: str, reference: Reference, mean: float, variance: float, *, fall: float, share: float
+    name: str, reference: Reference, mean: float, variances: Variances, *, fall: float, share: float
 ) -> Chart:
-    error = math.sqrt(variance / reference.drafts) / mean if reference.drafts > 0.0 else 0.0
+    fitted = max(1, len(reference.accepted_cycle))
+    error = 0.0
+    if reference.drafts > 0.0:
+        error = math.sqrt(variances[-1] * fitted / reference.drafts) / mean
     return Chart(
         name=name,
         position_0=name == "first",
         fall=fall,
         mean=mean,
-        variance=variance,
+        variances=variances,
         allowance=math.hypot(fall, _MARGIN * error),
         share=share,
     )
@@ -586,16 +641,22 @@ def _waves(unix_time: float) -> tuple[float, ...]:
 
 
 def _fit(
-    drafts: Sequence[float],
+    bins: Sequence[_Bin],
     counts: Sequence[float],
     waves: Sequence[tuple[float, ...]],
     assumed_variance: float,
-) -> tuple[tuple[float, ...], tuple[float, float]]:
+) -> tuple[tuple[float, ...], Variances]:
     """The daily cycle of counts per draft, empty without waves, and the variances of their sums.
 
-    Least squares weighted by drafts on waves less their mean, so that the mean over drafts stays
-    what it is. A prior of the size `_CYCLE_PRIOR` keeps hours that nothing is known of near it.
+    The cycle is added to the mean over drafts. Least squares, weighed as the charts weigh, on waves
+    less their own mean. A prior of the size `_CYCLE_PRIOR` keeps hours that nothing is known of
+    near it.
     """
+    usual = sum(counts) / sum(one.drafts for one in bins)
+    weights = [math.sqrt(one.seconds / one.drafts) for one in bins]
+    drafts = [w * one.drafts for w, one in zip(weights, bins, strict=True)]
+    counts = list(map(mul, weights, counts))
+    seconds = [one.seconds for one in bins]
     total = sum(drafts)
     mean = sum(counts) / total
     residuals = [count - mean * n for count, n in zip(counts, drafts, strict=True)]
@@ -606,35 +667,34 @@ def _fit(
         centred = [[w - c for w in col] for col, c in zip(columns, centres, strict=True)]
         weighted = [list(map(mul, column, drafts)) for column in centred]
         matrix = [[sum(map(mul, a, b)) for b in centred] for a in weighted]
+        prior = assumed_variance / (_CYCLE_PRIOR * mean) ** 2 * sum(seconds) / total
         for i in range(len(matrix)):
-            matrix[i][i] += assumed_variance / (_CYCLE_PRIOR * mean) ** 2
+            matrix[i][i] += prior
         shares = _solve(matrix, [sum(map(mul, column, residuals)) for column in centred])
         cycle = (-sum(map(mul, shares, centres)), *shares)
         for i, (n, wave) in enumerate(zip(drafts, waves, strict=True)):
             residuals[i] -= n * sum(map(mul, cycle, wave))
+        cycle = (cycle[0] + mean - usual, *shares)
     fitted = max(1, len(cycle))
-    short = _block_variance(drafts, residuals, _SHORT_BINS, fitted)
-    long = _block_variance(drafts, residuals, _LONG_BINS, fitted)
-    if short is None:
-        return cycle, (assumed_variance, assumed_variance)
-    return cycle, (short, max(short, assumed_variance if long is None else long))
+    found = (_block_variance(seconds, residuals, width, fitted) for width in _BLOCK_BINS)
+    return cycle, tuple(assumed_variance if v is None else v for v in found)
 
 
 def _block_variance(
-    drafts: Sequence[float], residuals: Sequence[float], width: int, fitted: int
+    seconds: Sequence[float], residuals: Sequence[float], width: int, fitted: int
 ) -> float | None:
-    """Variance per draft of the sums over all overlapping blocks of so many bins.
+    """Variance per second of the sums over all overlapping blocks of so many bins.
 
     None where the past is too short. What was fitted to the same past takes its share out of every
     block's variance.
     """
-    if width * _MAX_SHARE > len(drafts):
+    if width * _MAX_SHARE > len(seconds):
         return None
     sums = list(accumulate(residuals, initial=0.0))
-    volumes = list(accumulate(drafts, initial=0.0))
+    times = list(accumulate(seconds, initial=0.0))
     squares = sum((b - a) ** 2 for a, b in zip(sums, sums[width:], strict=False))
-    volume = sum(b - a for a, b in zip(volumes, volumes[width:], strict=False))
-    return max(squares / volume / (1.0 - fitted * width / len(drafts)), 1e-6)
+    time = sum(b - a for a, b in zip(times, times[width:], strict=False))
+    return max(squares / time / (1.0 - fitted * width / len(seconds)), 1e-6)
 
 
 def _solve(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:

@@ -145,12 +145,14 @@ _N = "vllm:inter_token_latency_seconds_count"
 
 
 def _tuner_families() -> tuple[Family, ...]:
-    def state(name: str, help_: str, read: Callable[[TunerStatus], float | None]) -> Family:
+    def state(
+        name: str, help_: str, read: Callable[[TunerStatus], float | None], formula: str = ""
+    ) -> Family:
         return Family(
             name=f"specdec_{name}",
             section=Section.AUTOTUNE,
             help=help_,
-            formula="",
+            formula=formula,
             labels=("model_name",),
             samples=lambda status: (((t.model_name,), read(t)) for t in status.tuner),
         )
@@ -173,6 +175,17 @@ def _tuner_families() -> tuple[Family, ...]:
                 for p in t.predictions
                 if t.observed_k is not None and abs(p.k - t.observed_k) <= 1
             ),
+        ),
+        state(
+            "last_position_gain_ratio",
+            "Speed at the k in force over one less, less 1; only where both were measured, k ≥ 2.",
+            lambda t: t.last_position_gain_ratio,
+            "speedup(k) / speedup(k − 1) − 1",
+        ),
+        state(
+            "last_position_gain_ratio_stderr",
+            "Standard error of specdec_last_position_gain_ratio.",
+            lambda t: t.last_position_gain_ratio_stderr,
         ),
         Family(
             name="specdec_autotune_mode",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -26,7 +26,13 @@ from specdec_exporter.evidence import HOUR_SECONDS, evidence_of, unanswered
 from specdec_exporter.history import History, Seen, Watched
 from specdec_exporter.judge import Facts, Judge, facts
 from specdec_exporter.measure import Drafted, Meter
-from specdec_exporter.model import Measurement, Reason, ScrapeError, TargetStatus
+from specdec_exporter.model import (
+    Measurement,
+    Reason,
+    ScrapeError,
+    TargetStatus,
+    TunerStatus,
+)
 from specdec_exporter.parse import parse
 from specdec_exporter.pulse import Pulse
 from specdec_exporter.references import baselines, check, configure, sweep
@@ -229,24 +235,26 @@ class Monitor:
         }
         return {model: baseline for model, baseline in learned.items() if baseline is not None}
 
-    def judge(self, unix_time: float) -> None:
-        """Evaluate the rules on what is known now."""
+    def judge(self, unix_time: float, tuned: Iterable[TunerStatus] = ()) -> None:
+        """Evaluate the rules on what is known now, and on what the tuner last made of it."""
         self._now = unix_time
         status = self.status
-        drift = {
-            one.model_name: {
+        elsewhere: defaultdict[str, dict[str, float | None]] = defaultdict(dict)
+        for one in status.drift:
+            elsewhere[one.model_name] |= {
                 rules.DRIFT_SCORE.name: one.score,
                 rules.REFERENCE_FRONT.name: reference_front(
                     one.reference_position_acceptance_ratio
                 ),
             }
-            for one in status.drift
-        }
+        for tuner in tuned:
+            elsewhere[tuner.model_name] |= {
+                rules.LAST_POSITION_GAIN.name: tuner.last_position_gain_ratio,
+                rules.LAST_POSITION_GAIN_STDERR.name: tuner.last_position_gain_ratio_stderr,
+            }
         judged = [m for m in status.measurements if m.total.window_seconds == self._judged_window]
         self.history.add(judged, unix_time)
-        measured = [
-            (m.total.model_name, facts(m) | drift.get(m.total.model_name, {})) for m in judged
-        ]
+        measured = [(m.total.model_name, facts(m) | elsewhere[m.total.model_name]) for m in judged]
         verdicts = self._judge.judge(measured, unix_time, target=self._facts(status, unix_time))
         self._status = replace(self._status, verdicts=verdicts)
 
@@ -598,7 +606,8 @@ class Loop:
                 if monitor.target.role != "baseline":
                     monitor.baselines.peers = peers
                     monitor.learn(unix_time)
-                monitor.judge(unix_time)
+                tuner = self._tuners.get(monitor.target.name)
+                monitor.judge(unix_time, () if tuner is None else tuner.statuses())
             except Exception as error:
                 log.error("cannot judge", target=monitor.target.name, exc_info=error)
 

@@ -406,6 +406,9 @@ class TunerStatus:
     observed_k: int | None
     recommended_k: int | None
     predictions: tuple[PredictedSpeedup, ...]
+    last_position_gain_ratio: float | None
+    """Speed at the observed k against one less, less 1; None unless both were measured, k ≥ 2."""
+    last_position_gain_ratio_stderr: float | None
     info: tuple[str, ...]
     """`k_flapping`, or nothing."""
     phase: str | None

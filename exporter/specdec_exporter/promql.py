@@ -138,6 +138,8 @@ def exporter_source(thresholds: Thresholds, window_seconds: float) -> Source:
         more={
             rules.REFERENCE_FRONT: f"avg without (position) ({reference})",
             rules.DRIFT_SCORE: "specdec_drift_score",
+            rules.LAST_POSITION_GAIN: "specdec_last_position_gain_ratio",
+            rules.LAST_POSITION_GAIN_STDERR: "specdec_last_position_gain_ratio_stderr",
             rules.COVERED: Recorded(
                 f"max{window}",
                 f"max without (window) (specdec_baseline_covered{{{of_window}}})",

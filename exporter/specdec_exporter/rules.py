@@ -52,6 +52,9 @@ DRIFT_SCORE = Symbol("drift_score")
 COVERED = Symbol("baseline_covered")
 GAIN = Symbol("tpot_gain")
 GAIN_STDERR = Symbol("tpot_gain_stderr")
+LAST_POSITION_GAIN = Symbol("last_position_gain")
+"""Speed with the last position against without it, less 1, by the cost model."""
+LAST_POSITION_GAIN_STDERR = Symbol("last_position_gain_stderr")
 UP = Symbol("up")
 EXPECTED_UP = Symbol("expected_up")
 """There after a first success, or once the grace is over."""
@@ -309,15 +312,17 @@ def rule_table(settings: RuleSettings) -> tuple[Rule, ...]:
         rule(
             "length_plateau",
             severity=Severity("info"),
-            summary="The last draft position adds next to nothing.",
+            summary="The last draft position adds next to nothing, or costs more than it adds.",
             meaning="The last position adds {value} tokens to a draft.",
-            advice="Fix k where the mean acceptance length stops growing: one lower is as good.",
+            advice="Fix k where the mean acceptance length stops growing or the predicted speedup "
+            "is largest: one lower is as good or better.",
             value=POSITION_LAST,
             threshold=Number(t.length_plateau.last_position_below),
             stderr=last_stderr,
             applies=K >= 2,
             conclusive=even_length,
-            met=POSITION_LAST + BOUND * last_stderr < t.length_plateau.last_position_below,
+            met=(POSITION_LAST + BOUND * last_stderr < t.length_plateau.last_position_below)
+            | (LAST_POSITION_GAIN + BOUND * LAST_POSITION_GAIN_STDERR < 0),
             inhibited_by=(
                 "target_down",
                 "drafter_broken",

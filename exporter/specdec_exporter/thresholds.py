@@ -77,7 +77,7 @@ class NetGainNegative(_Section):
 
 
 class LengthPlateau(_Section):
-    """A last position that adds too few tokens."""
+    """A last position that adds too few tokens, or that costs more than they are worth."""
 
     enabled: bool = True
     for_: Wait = Field(default=1800.0, alias="for")

@@ -24,7 +24,7 @@ from specdec_exporter.act.lock import ControllerLock
 from specdec_exporter.act.perform import Performer, Verdict
 from specdec_exporter.act.ready import Server
 from specdec_exporter.config import Target
-from specdec_exporter.cost import BaselineCurve
+from specdec_exporter.cost import BaselineCurve, last_position_gain
 from specdec_exporter.decide import (
     K_FLAPPING,
     Block,
@@ -439,6 +439,7 @@ class Tuner:
     def _status(self, model: str, decision: Decision) -> TunerStatus:
         state = self._states.get(model, TunerState())
         running = self._task is not None and self._progress is not None
+        last = last_position_gain(decision.predictions, decision.from_k or 0)
         return TunerStatus(
             model_name=model,
             mode=self._settings.mode,
@@ -452,6 +453,8 @@ class Tuner:
                 PredictedSpeedup(p.k, p.speedup, p.stderr, p.extrapolated)
                 for p in decision.predictions
             ),
+            last_position_gain_ratio=None if last is None else last[0],
+            last_position_gain_ratio_stderr=None if last is None else last[1],
             info=decision.info,
             phase=str(self._progress.phase) if running and self._progress else None,
             problem=self._locked_out,

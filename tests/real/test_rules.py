@@ -294,6 +294,30 @@ def test_a_server_that_does_not_speculate_gains_nothing_and_is_not_told_so(ever:
     assert ever(World(k=0).run(4, (), drafts=0.0, steps=20.0, known=known)) == set()
 
 
+@pytest.mark.parametrize(
+    ("k", "gain", "stderr", "alerts"),
+    [
+        (2, -0.05, 0.01, {PLATEAU}),
+        (2, -0.05, 0.04, set()),
+        (2, 0.05, 0.01, set()),
+        # There is no last position besides the first, and the figure is not served then.
+        (1, -0.05, 0.01, set()),
+    ],
+)
+def test_a_last_position_that_costs_more_than_it_adds(
+    k: int, gain: float, stderr: float, alerts: set[str], promtool: Path, tmp_path: Path
+) -> None:
+    known = {"last_position_gain": gain, "last_position_gain_stderr": stderr}
+    world = World(k=k).run(4, HEALTHY, drafts=200.0, known=known)
+    # vLLM's series know of no cost.
+    assert fires(promtool, tmp_path, world, FAST, sources=("exporter",))[-1] == alerts
+
+
+def test_without_a_measured_cost_the_tokens_of_the_last_position_decide(ends_with: Names) -> None:
+    assert ends_with(World(k=3).run(4, (0.5, 0.3, 0.2), drafts=200.0)) == set()
+    assert ends_with(World(k=3).run(4, (0.5, 0.3, 0.02), drafts=200.0)) == {PLATEAU}
+
+
 def test_without_a_baseline_nothing_is_said_of_the_gain(ever: Names) -> None:
     assert ever(World(k=2).run(4, HEALTHY, known={"baseline_covered": 0.0})) == set()
 
