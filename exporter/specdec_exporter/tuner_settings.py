@@ -34,7 +34,7 @@ class TunerSettings(BaseModel):
 
     min_gain: Ratio = 0.03
     """A change must promise more speed than this."""
-    stderr_multiple: Multiple = 0.25
+    stderr_multiple: Multiple = 0.3
     """Standard errors of the promise that are added to `min_gain`."""
     trial_starts: Annotated[int, Field(ge=0)] = 2
     """k = 1 that has been measured in fewer starts is tried where it looks better at all."""

@@ -181,6 +181,7 @@ class Served:
         self._loop.call_soon_threadsafe(end)
         self._thread.join()
         self._loop.close()
+        self._listener.close()
 
     def show(self, *targets: Watched) -> None:
         """Something new is known a quarter of a minute later."""
