@@ -336,7 +336,7 @@ def test_a_signal_to_stop_ends_serve_with_0_and_no_traceback_though_a_target_han
         HostileServer(Exchange.hold) as hanging,
         serving(
             tmp_path,
-            *("--target", server.url, "--target", f"hangs={hanging.url}", "--interval", "500ms"),
+            *("--target", server.url, "--target", f"hangs={hanging.url}", "--interval", "2s"),
         ) as exporter,
     ):
         exporter.until(lambda: exporter.value("specdec_acceptance_ratio") == pytest.approx(0.355))
