@@ -175,11 +175,11 @@ def test_a_change_that_makes_it_worse_is_taken_back_and_not_tried_again(tmp_path
             await made.until(lambda: any("ended" in line for line in made.story()))
             for _ in range(8):
                 await made.look(evidence(4, 3.0))
-            assert made.k == 4
             (status,) = made.tuner.statuses()
             assert status.rollbacks == 1
-            assert status.actuations == 1
-            assert status.decision == "hold"
+            # Another k may be tried in its time; that one may not.
+            begun_to = [e["to_k"] for e in made.audit() if e["what"] == "begun"]
+            assert begun_to.count(1) == 1
 
     asyncio.run(run())
 
