@@ -9,7 +9,7 @@ STAMP := $(VENV)/.made-with-$(notdir $(PYTHON3))
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo monitor test test-long checks clock-checks lint programs vllm bench bench-tuner bench-drift docs lock clean
+.PHONY: help demo monitor test test-long checks live-checks lint programs vllm bench bench-tuner bench-drift docs lock clean
 
 help: ## show this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -20,16 +20,18 @@ demo: $(STAMP) ## run the exporter on a simulated vLLM; ARGS="--scenario list" a
 monitor: $(STAMP) ## run Prometheus and Alertmanager on the demo, and print what is sent
 	@$(PYTHON) -m tests.real.monitor
 
-# What depends on how fast real programs are comes first on the processor; the rest takes what is left.
+# Tests that wait on real programs come first on the processor, and the rest takes what is left. The
+# clocks of a client and a server are compared when nothing else runs.
 test: $(STAMP) ## fetch Prometheus, Chromium and vLLM, lint, and run all tests
-	@$(MAKE) --no-print-directory -j3 vllm checks clock-checks
+	@$(MAKE) --no-print-directory -j3 vllm checks live-checks
+	$(PYTHON) -m pytest -m clock
 
 checks: lint programs
-	nice -n 19 $(PYTHON) -m pytest -m "not clock and not long" --cov --numprocesses=2 \
+	nice -n 19 $(PYTHON) -m pytest -m "not clock and not live and not long" --cov --numprocesses=2 \
 		--dist=loadfile --no-loadscope-reorder
 
-clock-checks: programs
-	$(PYTHON) -m pytest -m clock
+live-checks: programs
+	$(PYTHON) -m pytest -m live
 
 lint: $(STAMP) ## ruff, mypy and the layers
 	$(VENV)/bin/ruff check .

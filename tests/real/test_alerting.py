@@ -42,7 +42,7 @@ from tests.real.vllm_bed import (
     vllm_venv,
 )
 
-pytestmark = [pytest.mark.vllm, pytest.mark.prometheus, pytest.mark.clock, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.prometheus, pytest.mark.live, pytest.mark.slow]
 
 EXAMPLE = Path(__file__).parents[2] / "alerts" / "alertmanager.example.yaml"
 DRAFT_MODEL = {"method": "draft_model", "model": "llama-draft", "num_speculative_tokens": 4}

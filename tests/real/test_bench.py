@@ -33,7 +33,7 @@ from tests.real.vllm_bed import (
     random_word_prompts,
 )
 
-pytestmark = [pytest.mark.vllm, pytest.mark.clock, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.live, pytest.mark.slow]
 
 TOKENS = 48
 PROMPTS = 6
