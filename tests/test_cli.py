@@ -95,6 +95,15 @@ def test_an_unknown_command_or_option_is_a_usage_error() -> None:
         assert CliRunner().invoke(cli.app, arguments).exit_code == 2
 
 
+def test_a_value_that_no_option_takes_is_told_with_those_that_it_does(run: Run) -> None:
+    ended = run("rules", "--format", "foo")
+    assert ended.code == 2
+    assert ended.line == (
+        "specdec-exporter: Invalid value for '--format': 'foo' is not one of 'prometheus', "
+        "'prometheusrule'; see --help"
+    )
+
+
 def test_serve_without_targets_says_how_to_name_one(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "empty.yml"
     file.write_text("")

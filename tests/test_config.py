@@ -158,7 +158,7 @@ def test_an_unknown_key_names_the_nearest_one_and_its_line_at_the_top_and_inside
         "specdec.yml:1: inteval: no such setting; did you mean interval?",
         "specdec.yml:5: nmae: no such setting; did you mean name?",
         "specdec.yml:6: zzz: no such setting; there are actuator, baseline, labels, "
-        "metric_prefix, name, reference, revision, role, url",
+        "metric_prefix, name, reference, revision, role, sweep, url",
     ]
 
 
@@ -196,18 +196,18 @@ def test_a_wrong_value_is_told_with_its_file_and_line_its_variable_or_its_flag(
     assert mistake(None, {"interval": "often"}) == f"--interval: interval: {told}"
     assert mistake(None, {"targets": ["ftp://a"]}).startswith("--target: targets.0.url: 'ftp://a'")
     assert mistake(write("targets:\n- url: http://a\n- name: x\n")) == (
-        "specdec.yml:3: targets.1.url: Field required"
+        "specdec.yml:3: targets.1.url: it is missing, and is needed"
     )
 
 
-def test_every_mistake_is_told_at_once(write: Write) -> None:
+def test_every_mistake_is_told_at_once_in_the_order_of_lines(write: Write) -> None:
     file = write("interval: 0\nlog_level: loud\nmax_page_bytes: -1\n")
     told = mistakes(file, None, SPECDEC_LISTN="x")
     assert [line.partition(": ")[0] for line in told] == [
         "SPECDEC_LISTN",
         "specdec.yml:1",
-        "specdec.yml:3",
         "specdec.yml:2",
+        "specdec.yml:3",
     ]
 
 

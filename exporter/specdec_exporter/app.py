@@ -190,7 +190,10 @@ def create_app(service: Service) -> FastAPI:
 
     @app.post("/api/v1/drift/{action}")
     async def drift(request: Request, action: str, target: str = "", model: str = "") -> Response:
-        """Ends a drift incident of a model, or takes its reference anew; needs the admin token."""
+        """Ends a drift incident of a model, or takes its reference anew; needs the admin token.
+
+        `acknowledge` is the one, `relearn` the other. What is not there is answered with 404.
+        """
         if action not in ("acknowledge", "relearn"):
             return PlainTextResponse("Not found.\n", status_code=404)
         if (refusal := _refusal(request, service.settings)) is not None:

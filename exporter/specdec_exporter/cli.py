@@ -499,7 +499,8 @@ def main() -> None:
         sys.exit(app(standalone_mode=False) or 0)
     except TyperException as error:
         if message := " ".join(error.format_message().split()):
-            print(f"specdec-exporter: {message.rstrip('.')}; see --help", file=sys.stderr)
+            message = message.replace("Value error, ", "").rstrip(".")
+            print(f"specdec-exporter: {message}; see --help", file=sys.stderr)
         sys.exit(2)
     except Abort:
         sys.exit(130)

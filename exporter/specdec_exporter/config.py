@@ -386,7 +386,7 @@ def load(
             for e in error.errors(include_url=False)
         ]
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(sorted(problems, key=_line_told))
     return settings
 
 
@@ -488,7 +488,11 @@ def _message(error: Any) -> str:
     return f"{path}: {message}" if path else message
 
 
-_EXPECTED = {"tuple_type": "expected a list", "model_type": "expected a mapping of settings"}
+_EXPECTED = {
+    "missing": "it is missing, and is needed",
+    "tuple_type": "expected a list",
+    "model_type": "expected a mapping of settings",
+}
 """Errors that pydantic words for programmers."""
 
 
@@ -531,6 +535,12 @@ def _place(
         line = _line(node, part) or line
         node = node[part]
     return f"{file}:{line}"
+
+
+def _line_told(problem: Problem) -> int:
+    """The line of a mistake in the file; 0 for a variable or a flag, which has none."""
+    line = problem.place.rpartition(":")[2]
+    return int(line) if line.isdecimal() else 0
 
 
 def _line(node: CommentedMap | CommentedSeq, part: Any) -> int | None:

@@ -25,6 +25,7 @@ from specdec_exporter.cost import (
     extrapolate,
     predict,
 )
+from specdec_exporter.duration import format_duration
 from specdec_exporter.tuner_settings import TunerSettings
 
 DAY_SECONDS = 86400.0
@@ -397,7 +398,10 @@ def _look(
     if advice is not None and not _blocked(state.blocks, advice.k or 0, evidence, settings):
         return advice
     if not predictions:
-        return _Outlook(reason="no step time has been measured yet")
+        settled = format_duration(settings.settle)
+        return _Outlook(
+            reason=f"what a step costs here is not known yet; that takes {settled} or more at one k"
+        )
     allowed = [p for p in predictions if not _blocked(state.blocks, p.k, evidence, settings)]
     trial = k > 1 and state.costs.starts(1) < settings.trial_starts
     # Who waits for the server pays for a change by minutes, and the others by the queue.

@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import tempfile
+import time
+from pathlib import Path
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from specdec_exporter.baseline import Baseline, BaselinePoint
 from specdec_exporter.config import Settings, load
 from specdec_exporter.duration import format_duration
 from specdec_exporter.log import configure
 from specdec_exporter.model import ExporterStatus, RuleState, TargetStatus
 from specdec_exporter.report import COLUMNS, NO_VALUE, as_text, cells, console
 from specdec_exporter.service import Exporter, bind
-from specdec_exporter.simulator import SCENARIOS, SimulatorServer
+from specdec_exporter.simulator import SCENARIOS, Scenario, SimulatorServer
+from specdec_exporter.words import headline
 
 REFRESH_SECONDS = 1.0
 PLAIN_REFRESH_SECONDS = 5.0
@@ -46,9 +51,33 @@ async def run(scenario: str, listen: str | None, duration: float | None) -> None
     if scenario not in SCENARIOS:
         raise DemoError(f"no scenario {scenario!r}; there are {', '.join(SCENARIOS)}")
     configure("error")
+    with tempfile.TemporaryDirectory(prefix="specdec-demo-") as folder:
+        baseline = Path(folder) / "baseline.json"
+        baseline.write_text(baseline_of(SCENARIOS[scenario], time.time()).to_json())
+        await _run(screen, scenario, baseline, listen, duration)
+
+
+def baseline_of(scenario: Scenario, taken_at: float) -> Baseline:
+    """What a token costs on the simulated server without speculation, by the simulator's own law.
+
+    With c requests in decode c / (answer − 1) of them end in a step, and as many prompts come in.
+    """
+    law, traffic = scenario.step_time, scenario.traffic
+    prompt = traffic.prompt_tokens * (1.0 - traffic.prefix_hit_ratio)
+    prefill = prompt / (traffic.output_tokens - 1.0)
+    points = tuple(
+        BaselinePoint(c, law.seconds(0, c, c * prefill), tpot_stderr=0.0, decode_tokens=0.0)
+        for c, _ in law.base
+    )
+    return Baseline("measured", scenario.model_name, "", taken_at, points)
+
+
+async def _run(
+    screen: Console, scenario: str, baseline: Path, listen: str | None, duration: float | None
+) -> None:
     async with SimulatorServer(SCENARIOS[scenario]) as server:
         flags = {
-            "targets": [f"demo={server.url}"],
+            "targets": [{"name": "demo", "url": server.url, "baseline": baseline}],
             "interval": 1.0,
             "rules": {"evaluation_interval": 5.0},
             "listen": listen,
@@ -111,6 +140,7 @@ def _table(status: ExporterStatus) -> Group:
             figures = cells(measurement.total) if measurement else (NO_VALUE,) * len(COLUMNS)
             table.add_row(as_text(target.name), up, *figures)
         notes.append(_note(target))
+        notes += [f"{target.name}: {headline(target, m).text}" for m in target.measurements]
         notes += [
             f"{v.rule} {v.state}: {v.summary}"
             for v in target.verdicts
