@@ -7,7 +7,7 @@ import pytest
 from specdec_exporter.drift import Fingerprint, Reference, configured
 from specdec_exporter.model import DriftStatus
 from specdec_exporter.uncertainty import Interval
-from specdec_exporter.watch import MOST_FINGERPRINTS, DriftWatch, reference_front
+from specdec_exporter.watch import MOST_FINGERPRINTS, DriftWatch
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -199,9 +199,3 @@ def test_a_reference_is_replaced_on_request() -> None:
     assert status(watch).score is None
     fed(watch, 6 * HOUR, 9.5 * HOUR, (0.3, 0.1))
     assert status(watch).reference_position_acceptance_ratio == pytest.approx((0.3, 0.1))
-
-
-def test_the_front_of_a_reference_is_the_mean_of_its_first_two_positions() -> None:
-    assert reference_front((0.47, 0.24, 0.1)) == pytest.approx(0.355)
-    assert reference_front((0.47,)) == 0.47
-    assert reference_front(()) is None

@@ -9,7 +9,7 @@ for good. This module does arithmetic only; time is an argument.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -231,9 +231,3 @@ def _status(fingerprint: Fingerprint, watched: _Watched) -> DriftStatus:
         score=None if detector is None else detector.score,
         incident=incident,
     )
-
-
-def reference_front(positions: Sequence[float]) -> float | None:
-    """Front acceptance of a reference: the mean of its first two positions, or of its only one."""
-    front = positions[:2]
-    return sum(front) / len(front) if front else None
