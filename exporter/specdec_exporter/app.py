@@ -144,6 +144,8 @@ def create_app(service: Service) -> FastAPI:
     collectors = registry(service.status)
     board = _boards(service)
     streams: set[object] = set()
+    folder = resources.files("specdec_exporter") / "static"
+    files = {name: (folder / name).read_bytes() for name in _STATIC}
 
     app.add_middleware(_Guard, service=service)
 
@@ -285,8 +287,7 @@ def create_app(service: Service) -> FastAPI:
     async def static(name: str) -> Response:
         if name not in _STATIC:
             return PlainTextResponse("Not found.\n", status_code=404)
-        file = resources.files("specdec_exporter") / "static" / name
-        return Response(file.read_bytes(), media_type=_STATIC[name])
+        return Response(files[name], media_type=_STATIC[name])
 
     return app
 
