@@ -297,6 +297,19 @@ def test_a_broken_drafter_of_one_model_says_nothing_of_another_on_the_same_targe
     assert found["z"].verdicts["target_down"] == "inactive"
 
 
+def test_a_model_that_the_server_was_restarted_without_leaves_no_series_of_drift() -> None:
+    watched = monitor()
+    watched.learn_version("0.32.0")
+    watched.observe(good_page(1), t=0.0, duration=0.1)
+    watched.observe(good_page(2), t=5.0, duration=0.1)
+    assert [one.model_name for one in watched.status.drift] == ["m"]
+    renamed = good_page(1).replace(b'model_name="m"', b'model_name="z"')
+    watched.observe(renamed, t=10.0, duration=0.1)
+    watched.learn_version("0.32.0")
+    watched.observe(renamed, t=15.0, duration=0.1)
+    assert [one.model_name for one in watched.status.drift] == ["z"]
+
+
 def test_the_last_save_is_not_undone_by_an_earlier_one_that_was_held_up() -> None:
     store = Store(None)
     loop = Loop(Settings(), store)

@@ -199,3 +199,14 @@ def test_a_reference_is_replaced_on_request() -> None:
     assert status(watch).score is None
     fed(watch, 6 * HOUR, 9.5 * HOUR, (0.3, 0.1))
     assert status(watch).reference_position_acceptance_ratio == pytest.approx((0.3, 0.1))
+
+
+def test_a_model_that_the_target_no_longer_has_is_not_shown_and_comes_back_as_it_was() -> None:
+    watch = with_guide()
+    fed(watch, 0.0, HOUR, (0.40, 0.20))
+    score = status(watch).score
+    watch.keep({"another"})
+    assert watch.statuses() == ()
+    assert not watch.acknowledge("m")
+    watch.add(HOUR, MODEL, Interval(STEP, 0.0, ()))
+    assert status(watch).score == score

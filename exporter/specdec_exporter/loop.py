@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -322,8 +322,9 @@ class Monitor:
             return self._typed(error)
         return None
 
-    def _compare(self, drafted: Iterable[Drafted], unix_time: float) -> None:
+    def _compare(self, drafted: Collection[Drafted], unix_time: float) -> None:
         """Show the drift watch what was drafted; of an unknown version it would learn the wrong."""
+        self._watch.keep({one.model_name for one in drafted})
         if self.engine_version is None:
             return
         for model_name, k, interval in drafted:
@@ -488,15 +489,14 @@ class Loop:
             ConfigError: a reference that they name cannot be used; the old ones stay in force.
         """
         check(settings)
-        old = self._monitors
-        self._settings = settings
-        self._monitors = {}
+        monitors = {}
         for target in settings.targets:
-            monitor = old.get(target.name)
+            monitor = self._monitors.get(target.name)
             if monitor is None or not monitor.target.same_series(target):
                 monitor = self._monitor(target, settings)
             monitor.reconfigure(target, settings)
-            self._monitors[target.name] = monitor
+            monitors[target.name] = monitor
+        self._settings, self._monitors = settings, monitors
         self._retune(settings)
         self.publish()
         self._changed.set()
