@@ -125,7 +125,7 @@ class Exporter:
         done = self._loop.acknowledge_drift(target, model_name)
         if done:
             log.info("drift acknowledged", target=target, model=model_name)
-            self._loop.publish()
+        self._loop.publish()
         return done
 
     def relearn_reference(self, target: str, model_name: str) -> bool:
@@ -133,7 +133,7 @@ class Exporter:
         done = self._loop.relearn_reference(target, model_name)
         if done:
             log.info("reference to be learned anew", target=target, model=model_name)
-            self._loop.publish()
+        self._loop.publish()
         return done
 
     def autotune(self, action: str, target: str, k: int | None, who: str) -> str:
