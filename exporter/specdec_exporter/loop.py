@@ -477,10 +477,7 @@ class Loop:
 
     def _status(self, name: str) -> TargetStatus:
         status, tuner = self._monitors[name].status, self._tuners.get(name)
-        if tuner is None:
-            return status
-        verdicts = (*status.verdicts, *tuner.verdicts())
-        return replace(status, tuner=tuner.statuses(), verdicts=verdicts)
+        return status if tuner is None else tuner.shown_in(status)
 
     def reload(self, settings: Settings) -> None:
         """Put new settings in force; a target that stays as it was keeps what it has counted.

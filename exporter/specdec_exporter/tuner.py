@@ -36,7 +36,7 @@ from specdec_exporter.decide import (
     decide,
     resume,
 )
-from specdec_exporter.model import PredictedSpeedup, RuleState, TunerStatus
+from specdec_exporter.model import PredictedSpeedup, RuleState, TargetStatus, TunerStatus
 from specdec_exporter.model import Verdict as ModelVerdict
 from specdec_exporter.store import Store, StoreError
 from specdec_exporter.swept import Swept
@@ -416,6 +416,11 @@ class Tuner:
         self._audit("alert", None, outcome=f"{rule} {'firing' if firing else 'resolved'}", t=now)
 
     # What is shown
+
+    def shown_in(self, status: TargetStatus) -> TargetStatus:
+        """The target's status with what was decided about it."""
+        verdicts = (*status.verdicts, *self.verdicts())
+        return replace(status, tuner=self.statuses(), verdicts=verdicts)
 
     def statuses(self) -> tuple[TunerStatus, ...]:
         """Of every model that something was decided about."""
