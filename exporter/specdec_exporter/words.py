@@ -40,14 +40,17 @@ def headline(status: TargetStatus, measurement: Measurement | None) -> Headline:
     if measurement is None:
         return Headline("unsure", "Answers, but there are no figures yet")
     derived = measurement.total
-    if (firing := _loudest(status, derived.model_name)) is not None:
+    gain = measurement.gain
+    known = gain is not None and gain.tpot_gain_ratio is not None
+    firing = _loudest(status, derived.model_name)
+    # Whether speculation pays is asked first, and a hint is no answer to it.
+    if firing is not None and not (known and firing.severity == "info"):
         return _of_rule(firing, status, measurement)
     if derived.num_speculative_tokens == 0:
         return Headline("quiet", "Speculation is off")
     if not derived.drafts:
         window = format_duration(derived.window_seconds)
         return Headline("quiet", f"Idle: no drafts in the last {window}")
-    gain = measurement.gain
     if gain is not None and gain.tpot_gain_ratio is not None:
         return _of_gain(gain, derived)
     why = "no baseline, so the net gain is not known"
