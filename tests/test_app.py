@@ -853,6 +853,22 @@ def test_a_reload_of_wrong_settings_keeps_the_old_ones_and_says_so_everywhere(
     assert "The last reload failed" not in ask(reloadable.exporter, "/").text
 
 
+def test_settings_that_the_loop_refuses_change_no_log_level_either(
+    reloadable: Reloadable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configured: list[str] = []
+    monkeypatch.setattr("specdec_exporter.service.configure", configured.append)
+    targets = "targets: [{url: http://a, reference: nowhere.json}]"
+    reloadable.write(f"{targets}\nlog_level: debug")
+    with capture_logs():
+        assert reloadable.reload().status_code == 500
+    assert configured == []
+    reloadable.write("log_level: debug")
+    with capture_logs():
+        assert reloadable.reload().status_code == 200
+    assert configured == ["debug"]
+
+
 def test_a_reload_without_its_file_keeps_the_old_settings(reloadable: Reloadable) -> None:
     reloadable.file.unlink()
     with capture_logs():

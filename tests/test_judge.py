@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from specdec_exporter.config import Settings
-from specdec_exporter.judge import DAY_SECONDS, Alert, Judge, facts, step
+from specdec_exporter.judge import DAY_SECONDS, Alert, Judge, drift_facts, facts, step
 from specdec_exporter.measure import Meter
 from specdec_exporter.model import RuleState, Verdict
 from specdec_exporter.rules import Rule, rule_table
@@ -444,3 +444,12 @@ def test_changed_thresholds_change_the_verdicts() -> None:
     stricter = Settings(rules={"acceptance_low": {"below": 0.40, "for": "1m"}})
     assert states(Court().hear(HEALTHY, 2)) == {}
     assert states(Court(stricter).hear(HEALTHY, 2)) == {"acceptance_low": "firing"}
+
+
+def test_the_front_of_a_reference_is_the_mean_of_its_first_two_positions() -> None:
+    def front(*positions: float) -> float | None:
+        return drift_facts(None, positions)["reference_front"]
+
+    assert front(0.47, 0.24, 0.1) == pytest.approx(0.355)
+    assert front(0.47) == 0.47
+    assert front() is None

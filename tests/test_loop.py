@@ -284,6 +284,41 @@ def test_a_broken_drafter_is_pending_and_after_its_time_fires_with_its_evidence(
     assert "net_gain_low" not in metrics
 
 
+def test_a_broken_drafter_of_one_model_says_nothing_of_another_on_the_same_target() -> None:
+    watched = monitor()
+
+    def two_models(n: int) -> bytes:
+        return broken_page(n) + good_page(n).replace(b'model_name="m"', b'model_name="z"')
+
+    judged_until(watched, two_models, 0, 27)
+    found = watched.evidence(15.0 * 27)
+    assert found["m"].verdicts["drafter_broken"] == "firing"
+    assert found["z"].verdicts["drafter_broken"] == "inactive"
+    assert found["z"].verdicts["target_down"] == "inactive"
+
+
+def test_a_model_that_the_server_was_restarted_without_leaves_no_series_of_drift() -> None:
+    watched = monitor()
+    watched.learn_version("0.32.0")
+    watched.observe(good_page(1), t=0.0, duration=0.1)
+    watched.observe(good_page(2), t=5.0, duration=0.1)
+    assert [one.model_name for one in watched.status.drift] == ["m"]
+    renamed = good_page(1).replace(b'model_name="m"', b'model_name="z"')
+    watched.observe(renamed, t=10.0, duration=0.1)
+    watched.learn_version("0.32.0")
+    watched.observe(renamed, t=15.0, duration=0.1)
+    assert [one.model_name for one in watched.status.drift] == ["z"]
+
+
+def test_the_last_save_is_not_undone_by_an_earlier_one_that_was_held_up() -> None:
+    store = Store(None)
+    loop = Loop(Settings(), store)
+    loop._save({"m": {"rules": "new"}}, {}, {}, 1015.0)
+    loop._save({"m": {"rules": "old"}}, {}, {}, 1000.0)
+    assert store.documents("targets") == {"m": {"rules": "new"}}
+    assert store.get("judged", "all") == 1015.0
+
+
 def test_a_last_position_that_the_tuner_says_costs_more_than_it_adds_is_a_plateau() -> None:
     def plateau(gain: float | None, stderr: float | None) -> str:
         watched = monitor()

@@ -299,6 +299,34 @@ def test_a_k_that_makes_no_sense_is_refused_in_words(tmp_path: Path, k: int, why
     asyncio.run(run())
 
 
+def test_a_model_that_the_server_no_longer_has_is_neither_shown_nor_in_the_way(
+    tmp_path: Path,
+) -> None:
+    async def run() -> None:
+        async with bench(tmp_path, QUICK.model_copy(update={"settle": 1e6})) as b:
+            b.tuner.evaluate({"before": evidence(4, 10.0)}, 1000.0, {})
+            b.tuner.evaluate({"m": evidence(4, 20.0)}, 1015.0, {})
+            b.tuner.evaluate({}, 1030.0, {})
+            assert [status.model_name for status in b.tuner.statuses()] == ["m"]
+            assert b.tuner.apply(2, "somebody", 1030.0) == "k 4 to 2 has begun"
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+def test_of_two_models_each_counts_its_own_decisions(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with bench(tmp_path, QUICK.model_copy(update={"mode": "recommend"})) as b:
+            for now in (1000.0, 1015.0):
+                seen = {"m": evidence(4, 0.0), "n": evidence(1, 0.0)}
+                b.tuner.evaluate(seen, now, {})
+            counted = {status.model_name: dict(status.decisions) for status in b.tuner.statuses()}
+            assert counted["m"] == {"hold": 1, "change": 1}
+            assert counted["n"] == {"hold": 1}
+
+    asyncio.run(run())
+
+
 def test_an_alert_from_outside_counts_as_the_rule_until_it_is_resolved(tmp_path: Path) -> None:
     async def run() -> None:
         settings = QUICK.model_copy(update={"mode": "recommend"})

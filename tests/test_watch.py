@@ -7,7 +7,7 @@ import pytest
 from specdec_exporter.drift import Fingerprint, Reference, configured
 from specdec_exporter.model import DriftStatus
 from specdec_exporter.uncertainty import Interval
-from specdec_exporter.watch import MOST_FINGERPRINTS, DriftWatch, reference_front
+from specdec_exporter.watch import MOST_FINGERPRINTS, DriftWatch
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -201,7 +201,12 @@ def test_a_reference_is_replaced_on_request() -> None:
     assert status(watch).reference_position_acceptance_ratio == pytest.approx((0.3, 0.1))
 
 
-def test_the_front_of_a_reference_is_the_mean_of_its_first_two_positions() -> None:
-    assert reference_front((0.47, 0.24, 0.1)) == pytest.approx(0.355)
-    assert reference_front((0.47,)) == 0.47
-    assert reference_front(()) is None
+def test_a_model_that_the_target_no_longer_has_is_not_shown_and_comes_back_as_it_was() -> None:
+    watch = with_guide()
+    fed(watch, 0.0, HOUR, (0.40, 0.20))
+    score = status(watch).score
+    watch.keep({"another"})
+    assert watch.statuses() == ()
+    assert not watch.acknowledge("m")
+    watch.add(HOUR, MODEL, Interval(STEP, 0.0, ()))
+    assert status(watch).score == score

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from specdec_exporter.config import Settings, Target
 from specdec_exporter.loop import Monitor
-from specdec_exporter.model import Gain, Reason, ScrapeError, TargetStatus
+from specdec_exporter.model import Gain, Reason, RuleState, ScrapeError, TargetStatus
 from specdec_exporter.simulator import SCENARIOS, Simulator
 from specdec_exporter.words import Headline, headline
 
@@ -85,6 +85,20 @@ def test_what_fires_comes_before_the_figures(
 ) -> None:
     found = said(status(scenario, seconds))
     assert (found.tone, found.text[: len(begins)]) == (tone, begins)
+
+
+def test_a_hint_that_fires_does_not_hide_that_speculation_pays_but_a_warning_does() -> None:
+    def with_firing(rule: str, gain: float | None) -> Headline:
+        healthy = with_gain(status("healthy"), gain)
+        verdicts = tuple(
+            replace(v, state=RuleState.FIRING) if v.rule == rule else v for v in healthy.verdicts
+        )
+        return said(replace(healthy, verdicts=verdicts))
+
+    plateau = "The last draft position adds next to nothing"
+    assert with_firing("length_plateau", 0.12).text.startswith("Speculation pays: 12 % faster")
+    assert with_firing("length_plateau", None).text.startswith(plateau)
+    assert with_firing("acceptance_low", 0.12).text.startswith("Acceptance low: ")
 
 
 def test_drift_says_its_shape_and_both_lengths() -> None:

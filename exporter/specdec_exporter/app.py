@@ -144,6 +144,8 @@ def create_app(service: Service) -> FastAPI:
     collectors = registry(service.status)
     board = _boards(service)
     streams: set[object] = set()
+    folder = resources.files("specdec_exporter") / "static"
+    files = {name: (folder / name).read_bytes() for name in _STATIC}
 
     app.add_middleware(_Guard, service=service)
 
@@ -259,7 +261,9 @@ def create_app(service: Service) -> FastAPI:
     @app.api_route("/api/v1/status", methods=_READ)
     async def status() -> Response:
         """All that is known of all targets: figures, verdicts, drift, baselines, the tuner."""
-        return JSONResponse(_plain(service.status()))
+        known = service.status()
+        # Of hundreds of targets this takes long enough to make scrapes late.
+        return await asyncio.to_thread(lambda: JSONResponse(_plain(known)))
 
     @app.api_route("/", methods=_READ)
     async def index(q: str = "", trouble: str = "", target: str | None = None) -> Response:
@@ -288,8 +292,7 @@ def create_app(service: Service) -> FastAPI:
     async def static(name: str) -> Response:
         if name not in _STATIC:
             return PlainTextResponse("Not found.\n", status_code=404)
-        file = resources.files("specdec_exporter") / "static" / name
-        return Response(file.read_bytes(), media_type=_STATIC[name])
+        return Response(files[name], media_type=_STATIC[name])
 
     return app
 
@@ -410,18 +413,17 @@ def _alerts(body: bytes) -> list[tuple[str, dict[str, str], bool]] | None:
 
 
 def _plain(status: ExporterStatus) -> dict[str, Any]:
-    plain = dataclasses.asdict(status)
+    plain: dict[str, Any] = _json(status)
     for target in plain["targets"]:
         target["labels"] = dict(target["labels"])
         target["failures"] = dict(target["failures"])
-    result: dict[str, Any] = _finite(plain)
-    return result
+    return plain
 
 
-def _finite(value: Any) -> Any:
-    """The same without NaN and infinity, which JSON does not have: they become null."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+def _json(value: Any) -> Any:
+    """As JSON values; NaN and infinity, which JSON does not have, become null."""
+    if dataclasses.is_dataclass(value):
+        return {f.name: _json(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_json(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -57,6 +57,11 @@ def percent(value: float, digits: int = 1) -> str:
     return f"{100 * value:.{digits}f} %"
 
 
+def signed_percent(value: float) -> str:
+    """A gain as people read it: 0.1 is `+10.0 %`."""
+    return f"{100 * value:+.1f} %".replace("-", "−")
+
+
 def limits(verdicts: tuple[Verdict, ...], model_name: str) -> dict[str, float]:
     """The thresholds in force for a model, by rule."""
     return {
@@ -234,7 +239,7 @@ def _of_gain(measurement: Measurement) -> Figure:
         tone, judgement = "good", "as the guide has it, or better"
     return Figure(
         name=name,
-        value=f"{100 * value:+.1f} %".replace("-", "−"),
+        value=signed_percent(value),
         plus_minus=plus_minus(stderr),
         absent="",
         bands=bands,

@@ -79,6 +79,21 @@ def facts(measurement: Measurement) -> dict[str, float | None]:
     return {symbol.name: value for symbol, value in known.items()}
 
 
+def drift_facts(score: float | None, positions: Sequence[float]) -> dict[str, float | None]:
+    """What the symbols of drift are worth.
+
+    Args:
+        score: of the detector.
+        positions: acceptance ratios of the reference; its front acceptance is the mean of the first
+            two, or the only one.
+    """
+    front = positions[:2]
+    return {
+        rules.DRIFT_SCORE.name: score,
+        rules.REFERENCE_FRONT.name: sum(front) / len(front) if front else None,
+    }
+
+
 @dataclass(slots=True)
 class _Model:
     """What is remembered of one model on the target."""

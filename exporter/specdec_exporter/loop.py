@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from specdec_exporter.decide import Evidence
 from specdec_exporter.drift import Fingerprint
 from specdec_exporter.evidence import HOUR_SECONDS, evidence_of, unanswered
 from specdec_exporter.history import History, Seen, Watched
-from specdec_exporter.judge import Facts, Judge, facts
+from specdec_exporter.judge import Facts, Judge, drift_facts, facts
 from specdec_exporter.measure import Drafted, Meter
 from specdec_exporter.model import (
     Measurement,
@@ -40,7 +41,7 @@ from specdec_exporter.rules import rule_table
 from specdec_exporter.scrape import fetch, fetch_version, new_client
 from specdec_exporter.store import Store, StoreError
 from specdec_exporter.tuner import Tuner
-from specdec_exporter.watch import DriftWatch, reference_front
+from specdec_exporter.watch import DriftWatch
 
 EXPIRY_INTERVALS = 3
 """A target that has not answered for so many intervals loses its figures, but not its counters."""
@@ -181,9 +182,6 @@ class Monitor:
 
     def evidence(self, unix_time: float) -> dict[str, Evidence]:
         """What there is to decide about k on, by model."""
-        verdicts = {
-            v.rule: str(v.state) for v in self.status.verdicts if v.inhibited_by != "target_down"
-        }
         served = {
             m.total.model_name: m
             for m in self.status.measurements
@@ -197,13 +195,21 @@ class Monitor:
                     self._meter.figures(window),
                     window,
                     server_start=self._server_start(unix_time),
-                    verdicts=verdicts,
+                    verdicts=self._states(window.model_name),
                 )
         self._models = tuple(found) or self._models
         if found:
             return found
         start = self._server_start(unix_time)
-        return {model: unanswered(start, verdicts) for model in self._models}
+        return {model: unanswered(start, self._states(model)) for model in self._models}
+
+    def _states(self, model_name: str) -> dict[str, str]:
+        """State of each rule of a model, and of the target."""
+        return {
+            v.rule: str(v.state)
+            for v in self._status.verdicts
+            if v.model_name in (model_name, "") and v.inhibited_by != "target_down"
+        }
 
     def _server_start(self, unix_time: float) -> float:
         if self._started is None:
@@ -241,12 +247,9 @@ class Monitor:
         status = self.status
         elsewhere: defaultdict[str, dict[str, float | None]] = defaultdict(dict)
         for one in status.drift:
-            elsewhere[one.model_name] |= {
-                rules.DRIFT_SCORE.name: one.score,
-                rules.REFERENCE_FRONT.name: reference_front(
-                    one.reference_position_acceptance_ratio
-                ),
-            }
+            elsewhere[one.model_name] |= drift_facts(
+                one.score, one.reference_position_acceptance_ratio
+            )
         for tuner in tuned:
             elsewhere[tuner.model_name] |= {
                 rules.LAST_POSITION_GAIN.name: tuner.last_position_gain_ratio,
@@ -319,8 +322,9 @@ class Monitor:
             return self._typed(error)
         return None
 
-    def _compare(self, drafted: Iterable[Drafted], unix_time: float) -> None:
+    def _compare(self, drafted: Collection[Drafted], unix_time: float) -> None:
         """Show the drift watch what was drafted; of an unknown version it would learn the wrong."""
+        self._watch.keep({one.model_name for one in drafted})
         if self.engine_version is None:
             return
         for model_name, k, interval in drafted:
@@ -407,6 +411,8 @@ class Loop:
         self._settings = settings
         self._store = store or Store(None)
         self._saved: dict[str, Any] = {}
+        self._saved_at = -math.inf
+        self._saving = threading.Lock()
         self._store_broken = False
         self._learned_at = time.time()
         self._refused_peers: set[str] = set()
@@ -471,10 +477,7 @@ class Loop:
 
     def _status(self, name: str) -> TargetStatus:
         status, tuner = self._monitors[name].status, self._tuners.get(name)
-        if tuner is None:
-            return status
-        verdicts = (*status.verdicts, *tuner.verdicts())
-        return replace(status, tuner=tuner.statuses(), verdicts=verdicts)
+        return status if tuner is None else tuner.shown_in(status)
 
     def reload(self, settings: Settings) -> None:
         """Put new settings in force; a target that stays as it was keeps what it has counted.
@@ -483,15 +486,14 @@ class Loop:
             ConfigError: a reference that they name cannot be used; the old ones stay in force.
         """
         check(settings)
-        old = self._monitors
-        self._settings = settings
-        self._monitors = {}
+        monitors = {}
         for target in settings.targets:
-            monitor = old.get(target.name)
+            monitor = self._monitors.get(target.name)
             if monitor is None or not monitor.target.same_series(target):
                 monitor = self._monitor(target, settings)
             monitor.reconfigure(target, settings)
-            self._monitors[target.name] = monitor
+            monitors[target.name] = monitor
+        self._settings, self._monitors = settings, monitors
         self._retune(settings)
         self.publish()
         self._changed.set()
@@ -619,6 +621,19 @@ class Loop:
         unix_time: float,
     ) -> None:
         """Write what has changed since the last time; trouble is logged once, never raised."""
+        # At the end the thread of the last evaluation may still be at it, or not have begun.
+        with self._saving:
+            if unix_time >= self._saved_at:
+                self._saved_at = unix_time
+                self._write(documents, learned, tuned, unix_time)
+
+    def _write(
+        self,
+        documents: dict[str, Any],
+        learned: dict[str, Any],
+        tuned: dict[str, Any],
+        unix_time: float,
+    ) -> None:
         changed = {name: d for name, d in documents.items() if self._saved.get(name) != d}
         try:
             self._store.put("targets", changed)

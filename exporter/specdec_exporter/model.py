@@ -319,6 +319,10 @@ class RuleState(StrEnum):
     """It has no meaning here, such as a second position at k = 1."""
 
 
+SEVERITIES = ("critical", "warning", "info")
+"""Of a rule, the worst first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What one rule says of one model on one target, or of the target itself."""
@@ -330,6 +334,7 @@ class Verdict:
     since: float | None
     """Unix seconds since which the condition holds; None unless pending or firing."""
     severity: str
+    """One of SEVERITIES."""
     value: float | None
     """What the rule looks at; of a firing rule, when its condition was last seen to hold."""
     threshold: float | None

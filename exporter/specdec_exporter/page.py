@@ -28,6 +28,7 @@ from specdec_exporter.figures import (
 )
 from specdec_exporter.history import Seen, Watched
 from specdec_exporter.model import (
+    SEVERITIES,
     DriftStatus,
     Measurement,
     RuleState,
@@ -90,7 +91,6 @@ class Card:
     @property
     def loud(self) -> tuple[Verdict, ...]:
         """What fires or is about to, the worst first."""
-        severities = ("critical", "warning", "info")
         loud = [v for v in self.status.verdicts if v.state in (RuleState.FIRING, RuleState.PENDING)]
         return tuple(
             sorted(
@@ -98,7 +98,7 @@ class Card:
                 key=lambda v: (
                     v.state is not RuleState.FIRING,
                     v.inhibited_by is not None,
-                    severities.index(v.severity),
+                    SEVERITIES.index(v.severity),
                 ),
             )
         )

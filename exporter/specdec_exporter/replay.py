@@ -17,7 +17,7 @@ from typing import Any
 from specdec_exporter.baseline import Baseline, choose
 from specdec_exporter.config import Settings
 from specdec_exporter.drift import Detector, Fingerprint, Reference, reference_from
-from specdec_exporter.judge import Judge, facts
+from specdec_exporter.judge import Judge, drift_facts, facts
 from specdec_exporter.measure import Drafted, Meter
 from specdec_exporter.model import (
     Derived,
@@ -30,9 +30,8 @@ from specdec_exporter.model import (
 )
 from specdec_exporter.parse import parse
 from specdec_exporter.references import holds_for
-from specdec_exporter.rules import DRIFT_SCORE, EXPECTED_UP, REFERENCE_FRONT, UP, rule_table
+from specdec_exporter.rules import EXPECTED_UP, UP, rule_table
 from specdec_exporter.uncertainty import Interval
-from specdec_exporter.watch import reference_front
 from specdec_exporter.window import EDGE_TOLERANCE_SECONDS
 
 
@@ -256,11 +255,7 @@ class _Court:
         detector = self._detectors.get(model_name)
         if detector is None:
             return {}
-        positions = detector.reference.position_acceptance_ratio
-        return {
-            DRIFT_SCORE.name: detector.score,
-            REFERENCE_FRONT.name: reference_front(positions),
-        }
+        return drift_facts(detector.score, detector.reference.position_acceptance_ratio)
 
     def states(self, model_name: str) -> dict[str, RuleState]:
         return {v.rule: v.state for v in self._verdicts if v.model_name in (model_name, "")}

@@ -107,10 +107,11 @@ class Exporter:
                 log.warning("listen changes at the next start", listen=settings.listen)
             if settings.state_file != self.settings.state_file:
                 log.warning("state_file changes at the next start", file=str(settings.state_file))
-            if settings.log_level != self.settings.log_level:
-                configure(settings.log_level)
+            level = self.settings.log_level
             self._reloaded = True
             self._loop.reload(settings)
+            if settings.log_level != level:
+                configure(settings.log_level)
         except ConfigError as error:
             self._reloaded = False
             self._loop.publish()
@@ -121,15 +122,17 @@ class Exporter:
 
     def acknowledge_drift(self, target: str, model_name: str) -> bool:
         """End a drift incident; False where there is none."""
-        log.info("drift acknowledged", target=target, model=model_name)
         done = self._loop.acknowledge_drift(target, model_name)
+        if done:
+            log.info("drift acknowledged", target=target, model=model_name)
         self._loop.publish()
         return done
 
     def relearn_reference(self, target: str, model_name: str) -> bool:
         """Begin a reference anew; False where nothing is watched."""
-        log.info("reference to be learned anew", target=target, model=model_name)
         done = self._loop.relearn_reference(target, model_name)
+        if done:
+            log.info("reference to be learned anew", target=target, model=model_name)
         self._loop.publish()
         return done
 

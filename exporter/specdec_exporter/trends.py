@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specdec_exporter.chart import Plot, plot
 from specdec_exporter.duration import rough_duration
-from specdec_exporter.figures import GUIDE_ACCEPTANCE, GUIDE_GAIN, percent
+from specdec_exporter.figures import GUIDE_ACCEPTANCE, GUIDE_GAIN, percent, signed_percent
 from specdec_exporter.history import SPAN_SECONDS, STEP_SECONDS, Moment
 
 SHORTEST_SECONDS = 600.0
@@ -39,10 +39,6 @@ class Trends:
 
 def _milliseconds(value: float) -> str:
     return f"{1000 * value:.2f} ms"
-
-
-def _signed(value: float) -> str:
-    return f"{100 * value:+.1f} %".replace("-", "−")
 
 
 def trends(moments: Sequence[Moment], now: float, limit: Mapping[str, float]) -> Trends | None:
@@ -128,7 +124,7 @@ def trends(moments: Sequence[Moment], now: float, limit: Mapping[str, float]) ->
         trend(
             "Net TPOT gain",
             {"gain": lambda m: m.tpot_gain_ratio},
-            _signed,
+            signed_percent,
             band=GUIDE_GAIN,
             limit=0.0,
         ),

@@ -36,7 +36,7 @@ from specdec_exporter.decide import (
     decide,
     resume,
 )
-from specdec_exporter.model import PredictedSpeedup, RuleState, TunerStatus
+from specdec_exporter.model import PredictedSpeedup, RuleState, TargetStatus, TunerStatus
 from specdec_exporter.model import Verdict as ModelVerdict
 from specdec_exporter.store import Store, StoreError
 from specdec_exporter.swept import Swept
@@ -85,7 +85,10 @@ class Tuner:
         self._decisions: dict[str, Decision] = {}
         self._evidence: dict[str, Evidence] = {}
         self._external: dict[str, _External] = {}
-        self._counts: Counter[str] = Counter()
+        self._decided: Counter[tuple[str, str]] = Counter()
+        """By model and kind of decision."""
+        self._counts: Counter[tuple[str, str]] = Counter()
+        """By model and what was done."""
         self._told: dict[str, str] = {}
         self._task: asyncio.Task[None] | None = None
         self._verdict: asyncio.Future[Verdict] | None = None
@@ -158,6 +161,10 @@ class Tuner:
             now: unix seconds.
             baselines: TPOT without speculation, by model where it is known.
         """
+        if evidence:
+            # A server that was started with another model no longer has the one before it.
+            for model in self._evidence.keys() - evidence.keys():
+                del self._decisions[model], self._evidence[model]
         for model, seen in evidence.items():
             seen = replace(seen, verdicts={**seen.verdicts, **self._fresh_external(now)})
             before = self._states.get(model, TunerState(paused=self._paused))
@@ -182,7 +189,7 @@ class Tuner:
         if self._told.get(model) == told:
             return
         first, self._told[model] = model not in self._told, told
-        self._counts[f"decision:{decision.kind}"] += 1
+        self._decided[model, str(decision.kind)] += 1
         quiet = first and decision.kind is Kind.HOLD
         if decision.kind is not Kind.VERIFY and not quiet:
             self._audit(str(decision.kind), None, model=model, decision=decision, t=now)
@@ -203,7 +210,7 @@ class Tuner:
             # The change under way was told, and takes itself back.
             if self._task is not None:
                 self._states[model] = begin(self._states[model], decision, evidence, now)
-                self._counts["rollbacks"] += 1
+                self._counts[model, "rollbacks"] += 1
             return
         if self._task is None:
             self._begin(model, decision, evidence, now)
@@ -268,7 +275,7 @@ class Tuner:
     def _run(self, work: Coroutine[Any, Any, Progress], change: Change) -> None:
         self._last_change = change
         self._verdict = asyncio.get_running_loop().create_future()
-        self._counts["actuations"] += 1
+        self._counts[change.model_name, "actuations"] += 1
         self._task = asyncio.create_task(self._carry_out(work, change))
 
     async def _carry_out(self, work: Coroutine[Any, Any, Progress], change: Change) -> None:
@@ -295,7 +302,7 @@ class Tuner:
                     problem=progress.problem, output=progress.output)  # fmt: skip
         if progress.phase is Phase.VERIFIED:
             return
-        self._counts["failures"] += progress.phase is Phase.FAILED
+        self._counts[model, "failures"] += progress.phase is Phase.FAILED
         if progress.phase is Phase.FAILED and progress.undoing:
             self._states[model] = replace(state, change=None)
             self._pause(model, f"{progress.problem}; look at the server, then resume")
@@ -308,7 +315,7 @@ class Tuner:
             self._states[model] = replace(
                 state, change=None, expected_k=change.from_k, blocks=(*state.blocks, block)
             )
-            self._counts["rollbacks"] += progress.phase is Phase.ROLLED_BACK
+            self._counts[model, "rollbacks"] += progress.phase is Phase.ROLLED_BACK
 
     async def _verify(self, _: Change) -> Verdict:
         assert self._verdict is not None
@@ -410,6 +417,11 @@ class Tuner:
 
     # What is shown
 
+    def shown_in(self, status: TargetStatus) -> TargetStatus:
+        """The target's status with what was decided about it."""
+        verdicts = (*status.verdicts, *self.verdicts())
+        return replace(status, tuner=self.statuses(), verdicts=verdicts)
+
     def statuses(self) -> tuple[TunerStatus, ...]:
         """Of every model that something was decided about."""
         return tuple(self._status(model, d) for model, d in sorted(self._decisions.items()))
@@ -460,13 +472,11 @@ class Tuner:
             problem=self._locked_out,
             last_change=state.last_change,
             decisions=tuple(
-                (kind.removeprefix("decision:"), n)
-                for kind, n in sorted(self._counts.items())
-                if kind.startswith("decision:")
+                (kind, n) for (of, kind), n in sorted(self._decided.items()) if of == model
             ),
-            actuations=self._counts["actuations"],
-            actuation_failures=self._counts["failures"],
-            rollbacks=self._counts["rollbacks"],
+            actuations=self._counts[model, "actuations"],
+            actuation_failures=self._counts[model, "failures"],
+            rollbacks=self._counts[model, "rollbacks"],
         )
 
     def _audit(

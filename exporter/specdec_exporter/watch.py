@@ -9,7 +9,7 @@ for good. This module does arithmetic only; time is an argument.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -79,6 +79,11 @@ class DriftWatch:
                 self._fit(watched, fingerprint, unix_time)
         if watched.detector is not None:
             watched.detector.add(unix_time, interval)
+
+    def keep(self, model_names: Collection[str]) -> None:
+        """Show these models alone: the target has no others now. What is known of others stays."""
+        for model_name in self._current.keys() - model_names:
+            del self._current[model_name]
 
     def _begin(self, unix_time: float, fingerprint: Fingerprint) -> _Watched:
         reference = self._configure(fingerprint, unix_time)
@@ -231,9 +236,3 @@ def _status(fingerprint: Fingerprint, watched: _Watched) -> DriftStatus:
         score=None if detector is None else detector.score,
         incident=incident,
     )
-
-
-def reference_front(positions: Sequence[float]) -> float | None:
-    """Front acceptance of a reference: the mean of its first two positions, or of its only one."""
-    front = positions[:2]
-    return sum(front) / len(front) if front else None

@@ -5,10 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specdec_exporter.duration import format_duration
-from specdec_exporter.model import Derived, Gain, Measurement, RuleState, TargetStatus, Verdict
-
-_BOUND = 1.645
-_SEVERITIES = ("critical", "warning", "info")
+from specdec_exporter.model import (
+    SEVERITIES,
+    Derived,
+    Gain,
+    Measurement,
+    RuleState,
+    TargetStatus,
+    Verdict,
+)
+from specdec_exporter.rules import BOUND
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +40,17 @@ def headline(status: TargetStatus, measurement: Measurement | None) -> Headline:
     if measurement is None:
         return Headline("unsure", "Answers, but there are no figures yet")
     derived = measurement.total
-    if (firing := _loudest(status, derived.model_name)) is not None:
+    gain = measurement.gain
+    known = gain is not None and gain.tpot_gain_ratio is not None
+    firing = _loudest(status, derived.model_name)
+    # Whether speculation pays is asked first, and a hint is no answer to it.
+    if firing is not None and not (known and firing.severity == "info"):
         return _of_rule(firing, status, measurement)
     if derived.num_speculative_tokens == 0:
         return Headline("quiet", "Speculation is off")
     if not derived.drafts:
         window = format_duration(derived.window_seconds)
         return Headline("quiet", f"Idle: no drafts in the last {window}")
-    gain = measurement.gain
     if gain is not None and gain.tpot_gain_ratio is not None:
         return _of_gain(gain, derived)
     why = "no baseline, so the net gain is not known"
@@ -62,7 +71,7 @@ def _loudest(status: TargetStatus, model_name: str) -> Verdict | None:
         and v.inhibited_by is None
         and v.model_name in (model_name, "")
     ]
-    return min(firing, key=lambda v: _SEVERITIES.index(v.severity), default=None)
+    return min(firing, key=lambda v: SEVERITIES.index(v.severity), default=None)
 
 
 def _of_rule(verdict: Verdict, status: TargetStatus, measurement: Measurement) -> Headline:
@@ -108,8 +117,8 @@ def _of_gain(gain: Gain, derived: Derived) -> Headline:
     if derived.decode_concurrency is not None:
         requests = max(1, round(derived.decode_concurrency))
         at = f" at {requests} request{'' if requests == 1 else 's'} in flight"
-    if value - _BOUND * stderr > 0:
+    if value - BOUND * stderr > 0:
         return Headline("good", f"Speculation pays: {100 * value:.0f} % faster{at}")
-    if value + _BOUND * stderr < 0:
+    if value + BOUND * stderr < 0:
         return Headline("bad", f"Speculation costs: {-100 * value:.0f} % slower{at}")
     return Headline("unsure", f"Speculation about breaks even: {100 * value:+.0f} %{at}")

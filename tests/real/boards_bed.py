@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -149,10 +149,7 @@ class Watched:
     def status(self) -> TargetStatus:
         """What would be served."""
         status = self.monitor.status
-        if self.tuner is None:
-            return status
-        verdicts = (*status.verdicts, *self.tuner.verdicts())
-        return replace(status, tuner=self.tuner.statuses(), verdicts=verdicts)
+        return status if self.tuner is None else self.tuner.shown_in(status)
 
 
 @dataclass

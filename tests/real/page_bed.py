@@ -81,8 +81,7 @@ def watch(
             monitor.judge(begin + t)
             if i % 8 == 0:
                 tuner.evaluate(monitor.evidence(begin + t), begin + t, monitor.baseline_curves())
-    status = replace(monitor.status, tuner=tuner.statuses())
-    return Watched(status, monitor.history.moments())
+    return Watched(tuner.shown_in(monitor.status), monitor.history.moments())
 
 
 IDLE = replace(SCENARIOS["healthy"], script=(Change(60.0, requests_per_second=0.0),))
