@@ -9,6 +9,7 @@ import json
 import re
 import secrets
 import socket
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -33,6 +34,7 @@ from specdec_exporter.model import ExporterStatus, Reason, RuleState, ScrapeErro
 from specdec_exporter.page import FEW, MOST_OPEN, Board, Templates
 from specdec_exporter.pulse import Pulse
 from specdec_exporter.service import Exporter
+from specdec_exporter.store import Store
 from specdec_exporter.tuner import Refusal
 from structlog.testing import capture_logs
 
@@ -782,6 +784,25 @@ def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(secrets, "compare_digest", spy)
     ask(service, "/-/reload", "POST", authorization="Bearer hunter1")
     assert compared == [(b"hunter1", b"hunter2")]
+
+
+def test_a_state_file_that_cannot_be_read_costs_the_page_its_audit_log_only(
+    tmp_path: Path,
+) -> None:
+    store = Store(tmp_path / "state.db")
+    settings = Settings(targets=(Target(url="http://127.0.0.1:8000", name="a"),))
+    exporter = Exporter(settings, lambda: settings, store)
+    other = sqlite3.connect(tmp_path / "state.db")
+    with other:
+        other.execute("DROP TABLE log")
+    other.close()
+    for path in ("/", "/state", "/cards?audit=1"):
+        assert ask(exporter, path).status_code == 200
+    state = ask(exporter, "/state").json()
+    assert len(state["cards"]) == 1
+    assert "The audit log cannot be shown" in state["notice"]
+    assert str(tmp_path / "state.db") in state["notice"]
+    store.close()
 
 
 class Reloadable:

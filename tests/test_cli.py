@@ -356,6 +356,12 @@ def test_a_signal_to_stop_ends_serve_with_0_and_no_traceback_though_a_target_han
     assert len([line for line in log.splitlines() if "target up" in line]) == 1
 
 
+def test_a_sighup_at_the_start_ends_nothing(tmp_path: Path) -> None:
+    with serving(tmp_path, "--target", "http://127.0.0.1:9") as exporter:
+        exporter.process.send_signal(signal.SIGHUP)
+        assert "healthy" in exporter.get("/-/healthy")
+
+
 def test_sighup_reloads_and_a_bad_file_keeps_the_old_settings(tmp_path: Path) -> None:
     file = tmp_path / "specdec.yml"
     succeeded = "specdec_exporter_config_last_reload_successful"

@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,74 @@ def test_a_file_that_is_not_understood_is_a_finding(doctor: Doctor, tmp_path: Pa
     (tmp_path / "latin.yaml").write_bytes(b"a: \xe9\n")
     assert doctor("--config", "latin.yaml").found == [("error", "unreadable")]
     assert doctor("--rules", "latin.yaml").found == [("error", "unreadable")]
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 8)}]\n" for before, name in pairwise("abcdefghi")
+)
+"""Nine lines that are 150 million values once the aliases are written out."""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [BOMB, "a: !!int ''\n", "a: " + "[" * 300 + "]" * 300 + "\n"],
+    ids=["bomb", "empty-tag", "deep"],
+)
+def test_yaml_that_no_parser_likes_ends_neither_the_command_nor_its_patience(
+    doctor: Doctor, tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "odd.yaml").write_text(text)
+    for option in ("--config", "--rules"):
+        assert doctor(option, "odd.yaml").found == [("error", "unreadable")]
+
+
+def test_an_expression_behind_aliases_is_read_once(doctor: Doctor, tmp_path: Path) -> None:
+    (tmp_path / "endless.yaml").write_text("a: &a [*a]\n")
+    assert doctor("--rules", "endless.yaml").found == [("error", "unreadable")]
+    expression = "histogram_quantile(0.5, vllm:inter_token_latency_seconds_bucket)"
+    panel = f"panel: &p {{title: TPOT, expr: '{expression}'}}"
+    (tmp_path / "board.yaml").write_text(f"{panel}\nagain: [*p, *p]\n")
+    assert doctor("--rules", "board.yaml").found == [("error", "step-time-as-tpot")]
+
+
+def test_settings_that_a_merge_key_brings_in_count_and_have_a_place(
+    doctor: Doctor, tmp_path: Path
+) -> None:
+    (tmp_path / "merged.yaml").write_text(
+        "shared: &shared\n  method: mtp\n"
+        "speculative-config:\n  <<: *shared\n  num_speculative_tokens: 0\n"
+    )
+    ended = doctor("--config", "merged.yaml", form="text")
+    assert "ERROR  merged.yaml:5: k is 0" in ended.out
+    (tmp_path / "whole.yaml").write_text("a: &a\n  disable-log-stats: true\n<<: *a\n")
+    assert doctor("--config", "whole.yaml").found == [("error", "no-statistics")]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "--spec-tokens " + "9" * 5000,
+        "--max-model-len " + "9" * 5000 + "k --spec-tokens 1",
+        "--speculative-config.method '" + "[" * 100_000 + "'",
+        "--speculative-config '"
+        + json.dumps({"method": "mtp", "num_speculative_tokens_per_batch_size": [[1, 1e999, 2]]})
+        + "'",
+    ],
+    ids=["k", "length", "dotted", "schedule"],
+)
+def test_numbers_that_no_server_has_are_no_trouble_of_ours(doctor: Doctor, command: str) -> None:
+    assert doctor("--command", f"vllm serve m --spec-method mtp {command}").code in (0, 1)
+
+
+def test_what_an_input_says_does_not_steer_the_terminal(doctor: Doctor, tmp_path: Path) -> None:
+    for escape in ("\\e]0;x\\a", "\\ud800"):
+        (tmp_path / "odd.yaml").write_text(
+            f'model: "{escape}/gemma-4-E4B"\nspec-model: "{escape}/gemma-4-E4B-it-assistant"\n'
+        )
+        out = doctor("--config", "odd.yaml", form="text").out
+        assert "gemma-4-E4B is a base model" in out
+        assert out.replace("\n", "").isprintable()
+        out.encode()
 
 
 # Output

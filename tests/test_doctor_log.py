@@ -155,3 +155,20 @@ def test_what_is_no_log_of_vllm_says_nothing() -> None:
     assert start.launch is None
     assert not start.engine
     assert of("hello\n") == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["{[]: 1}", "{1: 2}", "{None: 'x'}", "{1, 2}", "{'a': " + "-" * 20_000 + "1}"],
+    ids=["unhashable", "number", "none", "set", "deep"],
+)
+def test_arguments_that_are_no_mapping_of_names_leave_the_engines_own_line(arguments: str) -> None:
+    start = read_log(f"non-default args: {arguments}\n{OLD}", "l")
+    assert start.k == 4
+    assert start.launch is not None
+    assert start.launch.k == 4
+
+
+def test_numbers_that_no_engine_has_are_passed_over() -> None:
+    assert not read_log(OLD.replace("tokens=4", "tokens=" + "9" * 5000), "l").engine
+    assert read_log(OLD.replace("=8192", "=" + "9" * 5000), "l").k == 4

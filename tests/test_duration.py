@@ -10,6 +10,7 @@ from specdec_exporter.duration import rough_duration
     ("seconds", "text"),
     [
         (0.0, "0s"),
+        (-3600.5, "0s"),
         (0.25, "250ms"),
         (32.003, "32s"),
         (59.7, "1m"),

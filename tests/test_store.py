@@ -55,6 +55,19 @@ def test_the_log_gives_the_newest_first_and_no_more_than_asked_for() -> None:
     store.close()
 
 
+def test_an_entry_that_is_damaged_is_left_out_and_the_others_are_there(tmp_path: Path) -> None:
+    store = Store(tmp_path / "state.db")
+    for i in range(4):
+        store.log("audit", float(i), {"i": i})
+    other = sqlite3.connect(tmp_path / "state.db")
+    with other:
+        other.execute("UPDATE log SET value = '{' WHERE id = 2")
+        other.execute("UPDATE log SET value = '[1]' WHERE id = 3")
+    other.close()
+    assert [entry["i"] for entry in store.logged("audit")] == [3, 0]
+    store.close()
+
+
 def test_documents_of_one_put_are_written_all_or_none(tmp_path: Path) -> None:
     store = Store(tmp_path / "state.db")
     store.put("a", {"x": 1})

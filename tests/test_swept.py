@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,36 @@ def test_what_is_no_sweep_is_refused_with_one_line(value: Mapping[str, Any], sai
     with pytest.raises(SweepError, match=said) as refused:
         swept(document(**value))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["engines", "decode_concurrency", "step_seconds", "tpot_seconds", "started",
+             "engine_prefill_tokens_per_step", "prefix_hit_ratio"],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "number", [-1e-320, math.inf, math.nan, 10**400, "x"], ids=lambda n: str(n)[:6]
+)
+def test_a_number_that_makes_no_sense_refuses_the_sweep_or_does_no_harm(
+    name: str, number: Any
+) -> None:
+    value = document()
+    for depth in value["depths"]:
+        for one in depth["starts"]:
+            one[name] = number
+    try:
+        learned = swept(value)
+    except SweepError as refused:
+        assert "\n" not in str(refused)  # noqa: PT017 - either is right
+        return
+    json.dumps(learned.teach(CostModel()).to_dict(), allow_nan=False)
+    assert learned.baseline is None or json.dumps(learned.baseline.to_dict(), allow_nan=False)
+
+
+def test_a_sweep_of_no_engines_is_refused() -> None:
+    value = document()
+    value["depths"][0]["starts"][0]["engines"] = 0
+    with pytest.raises(SweepError, match="makes no sense"):
+        swept(value)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "null", "\xff", '{"format": "x"}'])

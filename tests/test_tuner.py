@@ -17,6 +17,7 @@ from specdec_exporter.decide import Evidence
 from specdec_exporter.store import Store
 from specdec_exporter.tuner import Refusal, Tuner
 from specdec_exporter.tuner_settings import TunerSettings
+from structlog.testing import capture_logs
 
 from tests import pages
 from tests.hostile import Exchange, HostileServer, response
@@ -420,3 +421,26 @@ def test_a_workload_that_asks_for_another_k_every_few_minutes_is_told_as_flappin
             assert made.tuner.verdicts() == ()
 
     asyncio.run(run())
+
+
+def test_a_pause_holds_where_the_rest_of_the_state_is_of_another_form_and_costs_no_other_model(
+    tmp_path: Path,
+) -> None:
+    store = Store(tmp_path / "state.db")
+    target = Target(name="m", url="http://127.0.0.1:1")
+    before = Tuner(target, QUICK, store)
+    before.evaluate({"a": evidence(4, 1.0), "b": evidence(4, 1.0)}, 1.0, {})
+    before.pause("somebody")
+    saved = before.saved()
+    del saved["a"]["tails"]
+    saved |= {"c": {"paused": 5}, "d": None}
+    store.put("tuner", {"m": saved})
+    with capture_logs() as logs:
+        after = Tuner(target, QUICK, store).saved()
+    assert [entry["event"] for entry in logs] == ["tuner begins anew"] * 3
+    assert {model: state["paused"] for model, state in after.items()} == {
+        "a": "paused by somebody",
+        "b": "paused by somebody",
+    }
+    assert after["b"]["since"] == saved["b"]["since"] == 1.0
+    store.close()

@@ -31,6 +31,7 @@ from specdec_exporter.model import ExporterStatus
 from specdec_exporter.page import Board, Templates
 from specdec_exporter.pulse import Pulse
 from specdec_exporter.rules import rule_table
+from specdec_exporter.store import StoreError
 from specdec_exporter.tuner import Refusal
 
 _HEADERS = {
@@ -110,7 +111,11 @@ class Service(Protocol):
         """Take in an alert; returns how many targets it is of."""
 
     def audit(self, limit: int) -> list[dict[str, Any]]:
-        """The last entries of the audit log, newest first."""
+        """The last entries of the audit log, newest first.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
 
 
 class _Guard:
@@ -313,12 +318,19 @@ def _boards(service: Service) -> Callable[[], Board]:
                 for rule in rule_table(settings)
             }
             failed = "The last reload failed; the settings before it are in force."
+            notices = [failed] if service.reload_failed else []
+            try:
+                audit = service.audit(AUDIT_ENTRIES)
+            except StoreError as error:
+                # Whoever is on call needs the rest of the page all the same.
+                audit = []
+                notices.append(f"The audit log cannot be shown: {error}.")
             kept = (
                 count,
                 Board(
                     service.seen(),
-                    audit=service.audit(AUDIT_ENTRIES),
-                    notice=failed if service.reload_failed else "",
+                    audit=audit,
+                    notice=" ".join(notices),
                     version=__version__,
                     templates=templates,
                     runbooks=runbooks,

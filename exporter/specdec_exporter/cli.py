@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
@@ -104,6 +105,9 @@ def serve(
             raise ConfigError([Problem("targets", advice)])
         return settings
 
+    # Until the loop runs and reloads, a SIGHUP must not end a process that has just read its
+    # settings; to systemd it would have ended well, and would not be started again.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     settings = read()
     from specdec_exporter.log import configure
     from specdec_exporter.service import Exporter, bind, open_store

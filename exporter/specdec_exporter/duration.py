@@ -54,6 +54,10 @@ def format_duration(seconds: float) -> str:
 
 
 def rough_duration(seconds: float) -> str:
-    """The same for people to read, in two units at most: 5,530.2 s is `1h32m`."""
+    """The same for people to read, in two units at most: 5,530.2 s is `1h32m`.
+
+    Below 0, as between two times when the clock was set back, it is `0s`.
+    """
+    seconds = max(0.0, seconds)
     parts = _PART.findall(format_duration(seconds if seconds < 1 else round(seconds)))
     return "".join(f"{count}{unit}" for count, unit in parts[:2]) or "0s"

@@ -125,12 +125,19 @@ class Store:
         return int(cursor.lastrowid or 0)
 
     def logged(self, kind: str, limit: int = 100) -> list[dict[str, Any]]:
-        """The last entries of a kind, newest first, each with its `id` and `t`."""
+        """The last entries of a kind, newest first, each with its `id` and `t`.
+
+        One that is damaged is left out.
+
+        Raises:
+            StoreError: the file cannot be read.
+        """
         query = "SELECT id, t, value FROM log WHERE kind = ? ORDER BY id DESC LIMIT ?"
-        return [
-            {"id": number, "t": t, **json.loads(value)}
-            for number, t, value in self._read(query, (kind, limit))
-        ]
+        found = []
+        for number, t, value in self._read(query, (kind, limit)):
+            with suppress(ValueError, TypeError):
+                found.append({"id": number, "t": t, **json.loads(value)})
+        return found
 
     def _read(self, query: str, arguments: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         with self._lock:

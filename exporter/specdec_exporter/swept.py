@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from specdec_exporter.baseline import Baseline, BaselinePoint, Conditions
+from specdec_exporter.baseline import Baseline, BaselineError, BaselinePoint, Conditions
 from specdec_exporter.cost import CostModel, Sample
 
 FORMAT = "specdec-exporter sweep"
@@ -70,20 +70,35 @@ def swept(value: Mapping[str, Any]) -> Swept:
             raise SweepError("no server of this sweep showed its counters, so no step times")
         samples = tuple(map(_sample, starts))
         return Swept(model_name, samples, _baseline(model_name, starts))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        BaselineError,
+    ) as error:
         raise SweepError(f"a value is missing or makes no sense ({error})") from error
 
 
 def _sample(start: Mapping[str, Any]) -> Sample:
+    prefill = start["engine_prefill_tokens_per_step"]
     sample = Sample(
         k=int(start["observed_k"]),
         start=float(start["started"]),
         seconds=float(start["measured_seconds"]),
         decode_concurrency=_concurrency(start),
         step_seconds=float(start["step_seconds"]),
-        prefill_tokens_per_step=start["engine_prefill_tokens_per_step"],
+        prefill_tokens_per_step=None if prefill is None else float(prefill),
     )
-    if not (sample.seconds > 0 and sample.step_seconds > 0 and math.isfinite(sample.step_seconds)):
+    numbers = (
+        sample.start,
+        sample.seconds,
+        sample.decode_concurrency,
+        sample.step_seconds,
+        sample.prefill_tokens_per_step or 0.0,
+    )
+    if not (all(map(math.isfinite, numbers)) and sample.seconds > 0 and sample.step_seconds > 0):
         raise ValueError("a step time that is none")
     return sample
 
@@ -107,7 +122,7 @@ def _baseline(model_name: str, starts: Sequence[Mapping[str, Any]]) -> Baseline 
         group.append(start)
     points.append(_point(group))
     versions = {str(s["engine_version"]) for s in without}
-    return Baseline(
+    baseline = Baseline(
         source="measured",
         model_name=model_name,
         engine_version=versions.pop() if len(versions) == 1 else "",
@@ -119,6 +134,8 @@ def _baseline(model_name: str, starts: Sequence[Mapping[str, Any]]) -> Baseline 
             prefix_hit_ratio=_mean(without, "prefix_hit_ratio"),
         ),
     )
+    # Checked as any baseline is that is read.
+    return Baseline.from_dict(baseline.to_dict())
 
 
 def _point(starts: Sequence[Mapping[str, Any]]) -> BaselinePoint:

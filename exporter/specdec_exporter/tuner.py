@@ -109,11 +109,19 @@ class Tuner:
 
     def _restore(self) -> None:
         try:
-            for model, saved in (self._store.get("tuner", self._target.name) or {}).items():
-                self._states[model] = TunerState.from_dict(saved)
-        except (StoreError, KeyError, TypeError, ValueError, AttributeError) as error:
+            saved = dict(self._store.get("tuner", self._target.name) or {})
+        except (StoreError, TypeError, ValueError) as error:
             log.warning("tuner begins anew", target=self._target.name, problem=repr(error))
-            self._states = {}
+            return
+        for model, plain in saved.items():
+            try:
+                self._states[model] = TunerState.from_dict(plain)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                log.warning("tuner begins anew", target=self._target.name, problem=repr(error))
+                # Of a state in the form of another release a person's pause holds all the same.
+                paused = plain.get("paused") if isinstance(plain, Mapping) else None
+                if isinstance(paused, str):
+                    self._states[model] = TunerState(paused=paused)
 
     def saved(self) -> dict[str, Any]:
         """The state by model, as plain JSON values."""

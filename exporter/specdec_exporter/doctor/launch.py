@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning
 
 CONFIG = "speculative-config"
 SHORT = {"spec-method": "method", "spec-model": "model", "spec-tokens": "num_speculative_tokens"}
@@ -28,7 +29,8 @@ _ALIASES = {"sc": CONFIG, "dp": "data-parallel-size", "tp": "tensor-parallel-siz
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 _IMAGE = re.compile(r"(?:[\w.:-]+/)+vllm[\w-]*(?:[:@][\w.:-]+)?")
 """A container's image whose entry point is `vllm serve`."""
-_NUMBER = re.compile(r"(-?\d+)([kmgKMG]?)")
+_NUMBER = re.compile(r"(-?\d{1,18})([kmgKMG]?)")
+_MOST_VALUES = 100_000
 
 
 class Unreadable(Exception):
@@ -125,7 +127,7 @@ class Launch:
         found = self.speculation.get(SCHEDULE)
         try:
             return tuple((int(a), int(b), int(k)) for a, b, k in found.value) if found else ()
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return ()
 
 
@@ -146,18 +148,26 @@ def from_config(text: str, name: str) -> tuple[Given, ...]:
         Unreadable: it is no YAML mapping, which vLLM cannot read either.
     """
     try:
-        settings = YAML(typ="rt", pure=True).load(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ReusedAnchorWarning)
+            settings = YAML(typ="rt", pure=True).load(text)
+        size = _size(settings, {})
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{name}:{mark.line + 1}" if mark else name
         raise Unreadable(place, " ".join((error.problem or "not YAML").split())) from error
-    except (YAMLError, ValueError) as error:
+    except RecursionError as error:
+        raise Unreadable(name, "nested too deeply") from error
+    except Exception as error:
+        # What a tag or a digit too many brings out of the parser: ValueError, IndexError and such.
         raise Unreadable(name, "not YAML") from error
+    if size > _MOST_VALUES:
+        raise Unreadable(name, f"over {_MOST_VALUES:,} values, with the aliases written out")
     if not isinstance(settings, CommentedMap):
         raise Unreadable(name, "expected settings as `key: value` lines")
     given = []
     for key, value in settings.items():
-        where = f"{name}:{settings.lc.key(key)[0] + 1}"
+        where = f"{name}:{_line(settings, key)}"
         flag = _long(str(key))
         if value is False:
             continue
@@ -165,13 +175,28 @@ def from_config(text: str, name: str) -> tuple[Given, ...]:
             given.append(_dotted(str(key), _plain(value), where, in_file=True))
         elif flag == CONFIG and isinstance(value, CommentedMap):
             inner = {
-                _key(k): Fact(_plain(v), f"{name}:{value.lc.key(k)[0] + 1}")
-                for k, v in value.items()
+                _key(k): Fact(_plain(v), f"{name}:{_line(value, k)}") for k, v in value.items()
             }
             given.append(Given(flag, inner, where, in_file=True))
         else:
             given.append(_given(flag, _plain(value), where, in_file=True))
     return tuple(given)
+
+
+def _line(node: CommentedMap, key: Any) -> int:
+    """Where a key stands; one that a merge key (<<) brought in has no place but its mapping's."""
+    position = (node.lc.data or {}).get(key)
+    return int(position[0] if position else node.lc.line or 0) + 1
+
+
+def _size(value: Any, known: dict[int, int]) -> int:
+    """How many values it is with every alias written out, without writing them out."""
+    if not isinstance(value, Mapping | list):
+        return 1
+    if id(value) not in known:
+        inner = value.values() if isinstance(value, Mapping) else value
+        known[id(value)] = 1 + sum(_size(one, known) for one in inner)
+    return known[id(value)]
 
 
 def from_command(command: str) -> tuple[Given, ...]:
@@ -273,7 +298,7 @@ def _loose(text: str) -> Any:
     """A dotted value: JSON, or a number with a unit, or else a string."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         number = whole_number(text)
         return text if number is None else number
 

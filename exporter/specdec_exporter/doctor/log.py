@@ -29,9 +29,9 @@ _ENGINE = re.compile(
     r"Initializing a V1 LLM engine \(v(?P<version>[^)]*)\) with config: "
     r"model='(?P<model>[^']*)', speculative_config="
     r"(?:None|SpeculativeConfig\(method='(?P<method>[^']*)', model=(?:None|'(?P<drafter>[^']*)'), "
-    r"num_spec_tokens=(?P<k>\d+)\))"
+    r"num_spec_tokens=(?P<k>\d{1,18})\))"
 )
-_LENGTH = re.compile(r"\bmax_seq_len=(\d+)")
+_LENGTH = re.compile(r"\bmax_seq_len=(\d{1,18})")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -63,8 +63,17 @@ def read_log(text: str, name: str) -> StartUp:
         if found := _ARGUMENTS.search(line):
             try:
                 given = from_arguments(ast.literal_eval(found[1]), where)
-            except (ValueError, SyntaxError, Unreadable):
-                # Values that print as no literal; the engine's own line has what matters most.
+            except (
+                ValueError,
+                SyntaxError,
+                TypeError,
+                AttributeError,
+                MemoryError,
+                RecursionError,
+                Unreadable,
+            ):
+                # Values that print as no literal, or a line cut and glued by whoever kept the log;
+                # the engine's own line has what matters most.
                 given = ()
             start = StartUp(Launch(given) if given else None)
         elif found := _ENGINE.search(line):

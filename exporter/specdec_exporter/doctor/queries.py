@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from specdec_exporter.doctor.finding import Check, Finding, Severity
 from specdec_exporter.doctor.launch import Unreadable
@@ -57,9 +56,10 @@ def read_queries(text: str, name: str) -> tuple[Query, ...]:
             if text.lstrip().startswith("{")
             else YAML(typ="safe", pure=True).load(text)
         )
-    except (YAMLError, ValueError, RecursionError) as error:
+        queries = tuple(_walk(document, "", name, _Places(text), set()))
+    except Exception as error:
+        # What a tag or a digit too many brings out of the parser: ValueError, IndexError and such.
         raise Unreadable(name, "neither YAML nor JSON") from error
-    queries = tuple(_walk(document, "", name, _Places(text)))
     if not queries:
         raise Unreadable(name, "no expression in it; expected Prometheus rules or a Grafana board")
     return queries
@@ -158,11 +158,16 @@ class _Places:
         return 1
 
 
-def _walk(node: Any, title: str, file: str, places: _Places) -> Iterator[Query]:
+def _walk(node: Any, title: str, file: str, places: _Places, seen: set[int]) -> Iterator[Query]:
+    # What aliases stand for is read once: written out it may be without end.
+    if id(node) in seen:
+        return
     if isinstance(node, list):
+        seen.add(id(node))
         for item in node:
-            yield from _walk(item, title, file, places)
+            yield from _walk(item, title, file, places, seen)
     elif isinstance(node, dict):
+        seen.add(id(node))
         own = node.get("title") or node.get("alert") or node.get("record")
         title = own if isinstance(own, str) else title
         expression = node.get("expr")
@@ -177,4 +182,4 @@ def _walk(node: Any, title: str, file: str, places: _Places) -> Iterator[Query]:
             yield Query(expression, str(name), where, recorded)
         for key, value in node.items():
             if key not in ("expr", "annotations"):
-                yield from _walk(value, title, file, places)
+                yield from _walk(value, title, file, places, seen)

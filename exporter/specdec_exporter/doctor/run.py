@@ -145,6 +145,11 @@ def _unreadable(error: Unreadable) -> Finding:
     )
 
 
+def _printable(text: str) -> str:
+    """What a file says must not steer the terminal, nor fail to print."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def print_findings(findings: Sequence[Finding], *, as_json: bool) -> None:
     """As a plain list, or as one JSON object."""
     counts = {s: sum(f.severity is s for f in findings) for s in Severity}
@@ -153,8 +158,8 @@ def print_findings(findings: Sequence[Finding], *, as_json: bool) -> None:
         print(json.dumps({**counted, "findings": [asdict(f) for f in findings]}, indent=2))
         return
     for finding in findings:
-        print(f"{finding.severity.upper()}  {finding.where}: {finding.what}")
-        print(f"    why:  {finding.why}")
-        print(f"    mend: {finding.mend}\n")
+        print(_printable(f"{finding.severity.upper()}  {finding.where}: {finding.what}"))
+        print(_printable(f"    why:  {finding.why}"))
+        print(_printable(f"    mend: {finding.mend}"), end="\n\n")
     told = [f"{n} {s}{'' if n == 1 else 's'}" for s, n in counts.items() if n]
     print(", ".join(told) if told else "Nothing wrong was found.")
