@@ -165,6 +165,11 @@ def test_what_is_neither_rules_nor_board_is_refused(text: str) -> None:
         read_queries(text, "f")
 
 
+def test_every_document_of_a_manifest_is_read() -> None:
+    manifest = f"kind: Service\n---\nkind: PrometheusRule\nspec: {rule(MEAN, record='tpot')}\n"
+    assert checks(manifest) == ["step-time-as-tpot"]
+
+
 def test_odd_boards_are_read_past() -> None:
     odd: list[Any] = [
         {"title": 1, "expr": MEAN, "legendFormat": 3, "record": []},

@@ -54,7 +54,7 @@ def read_queries(text: str, name: str) -> tuple[Query, ...]:
         document: Any = (
             json.loads(text)
             if text.lstrip().startswith("{")
-            else YAML(typ="safe", pure=True).load(text)
+            else list(YAML(typ="safe", pure=True).load_all(text))
         )
         queries = tuple(_walk(document, "", name, _Places(text), set()))
     except Exception as error:
