@@ -334,15 +334,28 @@ def test_an_alert_from_outside_counts_as_the_rule_until_it_is_resolved(tmp_path:
         async with bench(tmp_path, settings) as made:
             seen = replace(evidence(4, 1.0), verdicts={})
             await made.look(seen)
-            made.tuner.hear("position_decay", firing=True, now=made.now)
+            made.tuner.hear("position_decay", "", firing=True, now=made.now)
             await made.look(seen)
             assert "position 1" in made.tuner.statuses()[0].reason
-            made.tuner.hear("position_decay", firing=False, now=made.now)
+            made.tuner.hear("position_decay", "", firing=False, now=made.now)
             await made.look(seen)
             assert "position 1" not in made.tuner.statuses()[0].reason
-            made.tuner.hear("position_decay", firing=True, now=made.now)
+            made.tuner.hear("position_decay", "", firing=True, now=made.now)
             await made.look(seen, seconds=5 * 3600.0)
             assert "position 1" not in made.tuner.statuses()[0].reason
+
+    asyncio.run(run())
+
+
+def test_an_alert_on_one_model_is_none_on_another(tmp_path: Path) -> None:
+    async def run() -> None:
+        settings = QUICK.model_copy(update={"mode": "recommend"})
+        async with bench(tmp_path, settings) as made:
+            seen = replace(evidence(4, 1.0), verdicts={})
+            for model, told in (("another", False), ("m", True)):
+                made.tuner.hear("position_decay", model, firing=True, now=made.now)
+                await made.look(seen)
+                assert ("position 1" in made.tuner.statuses()[0].reason) is told
 
     asyncio.run(run())
 

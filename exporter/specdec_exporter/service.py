@@ -176,7 +176,7 @@ class Exporter:
             scraped = "target" not in labels and labels.get("instance") == target.host_port
             tuner = self._loop.tuners.get(target.name)
             if tuner is not None and (named or scraped):
-                tuner.hear(rule, firing=firing, now=time.time())
+                tuner.hear(rule, labels.get("model_name", ""), firing=firing, now=time.time())
                 heard += 1
         return heard
 

@@ -84,7 +84,8 @@ class Tuner:
         self._states: dict[str, TunerState] = {}
         self._decisions: dict[str, Decision] = {}
         self._evidence: dict[str, Evidence] = {}
-        self._external: dict[str, _External] = {}
+        self._external: dict[tuple[str, str], _External] = {}
+        """By model, empty for every one, and rule."""
         self._decided: Counter[tuple[str, str]] = Counter()
         """By model and kind of decision."""
         self._counts: Counter[tuple[str, str]] = Counter()
@@ -174,7 +175,7 @@ class Tuner:
             for model in self._evidence.keys() - evidence.keys():
                 del self._decisions[model], self._evidence[model]
         for model, seen in evidence.items():
-            seen = replace(seen, verdicts={**seen.verdicts, **self._fresh_external(now)})
+            seen = replace(seen, verdicts={**seen.verdicts, **self._fresh_external(model, now)})
             before = self._states.get(model, TunerState(paused=self._paused))
             state, decision = decide(before, seen, now, self._settings, baselines.get(model))
             self._states[model] = state
@@ -184,11 +185,11 @@ class Tuner:
             if decision.kind in (Kind.CHANGE, Kind.ROLLBACK):
                 self._act(model, decision, seen, now)
 
-    def _fresh_external(self, now: float) -> dict[str, str]:
+    def _fresh_external(self, model: str, now: float) -> dict[str, str]:
         return {
             rule: "firing"
-            for rule, one in self._external.items()
-            if one.firing and now - one.at < KEEP_VERDICTS_SECONDS
+            for (of, rule), one in self._external.items()
+            if of in ("", model) and one.firing and now - one.at < KEEP_VERDICTS_SECONDS
         }
 
     def _tell(self, model: str, decision: Decision, now: float) -> None:
@@ -418,9 +419,16 @@ class Tuner:
     def _known_models(self) -> list[str]:
         return sorted({*self._states, *self._evidence})
 
-    def hear(self, rule: str, *, firing: bool, now: float) -> None:
-        """Take in a rule's state from outside; the guard rails hold for it as for our own."""
-        self._external[rule] = _External(firing, now)
+    def hear(self, rule: str, model_name: str, *, firing: bool, now: float) -> None:
+        """Take in a rule's state from outside; the guard rails hold for it as for our own.
+
+        Args:
+            rule: its name.
+            model_name: of whom it speaks; empty is every model.
+            firing: or resolved.
+            now: unix seconds.
+        """
+        self._external[model_name, rule] = _External(firing, now)
         self._audit("alert", None, outcome=f"{rule} {'firing' if firing else 'resolved'}", t=now)
 
     # What is shown
