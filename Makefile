@@ -26,7 +26,8 @@ test: $(STAMP) ## fetch Prometheus, Chromium and vLLM, lint, and run all tests
 	@$(MAKE) --no-print-directory -j3 vllm checks live-checks
 	$(PYTHON) -m pytest -m clock
 
-checks: lint programs
+checks: programs
+	nice -n 19 $(MAKE) --no-print-directory lint
 	nice -n 19 $(PYTHON) -m pytest -m "not clock and not live and not long" --cov --numprocesses=2 \
 		--dist=loadfile --no-loadscope-reorder
 

@@ -308,7 +308,8 @@ def test_the_drafter_is_as_good_at_code_and_as_bad_at_random_words_as_it_should_
 
 def test_on_code_nothing_fires(story: Story) -> None:
     assert all("firing" not in states.values() for states in story.states_on_code)
-    assert not any(states.keys() & {MISALIGNED, LOW, DOWN} for states in story.states_on_code)
+    # A busy machine may miss a scrape, so that DOWN waits a moment; of acceptance nothing waits.
+    assert not any(states.keys() & {MISALIGNED, LOW} for states in story.states_on_code)
     # What waits at the very start, while Prometheus extrapolates, does not wait for long.
     assert story.states_on_code[-1] == {}
     assert story.messages_on_code == 0
