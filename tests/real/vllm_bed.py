@@ -67,9 +67,14 @@ def free_port() -> int:
     return port
 
 
+# One for all: each new one reads a hundred certificates first, in which time no thread here can
+# take the time of a token. No connection is kept, since servers come and go.
+_BROWSER = httpx.Client(trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
+
+
 def get(url: str, timeout: float = 10.0) -> str:
     """The body of a page; raises `httpx.HTTPError` where there is none."""
-    return httpx.get(url, timeout=timeout, trust_env=False).raise_for_status().text
+    return _BROWSER.get(url, timeout=timeout).raise_for_status().text
 
 
 def serve_arguments(port: int) -> list[str]:
@@ -141,6 +146,8 @@ class VllmServer:
         self.start_timeout = start_timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._command = [
+            # A client that waits for the processor behind the server takes a first token for late.
+            "nice", "-n", "10",
             str(venv / "bin" / "vllm"), "serve", str(MODELS / model), *serve_arguments(self.port),
         ]  # fmt: skip
         if speculative_config is not None:
