@@ -132,6 +132,11 @@ class FakeServer:
     ) -> None:
         self.stop()
 
+    def leave(self) -> None:
+        """Take no further connection, as of now; to be called from an answer."""
+        for server in self._server.servers:
+            server.close()
+
     def stop(self) -> None:
         self._server.should_exit = True
         self._server.force_exit = True

@@ -321,7 +321,7 @@ def test_what_is_no_such_server_is_told(out: Path) -> None:
 def test_a_server_that_goes_away_leaves_what_was_measured(out: Path) -> None:
     def answer(_: dict[str, Any]) -> Any:
         if len(server.bodies) > 5:
-            server._server.should_exit = server._server.force_exit = True
+            server.leave()
             return [delta(content="fi"), CUT]
         return saying("fine")
 
