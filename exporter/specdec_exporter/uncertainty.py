@@ -88,7 +88,7 @@ class DispersionReference:
         self._usual = math.inf
         self._kept_seconds = 0.0
         self._added = 0
-        self._cache: dict[tuple[int, Span], float | None] = {}
+        self._past: _Past | None = None
 
     def add(self, interval: Interval) -> None:
         """Take in one scrape interval; one without drafts, or with a gap in it, is left out."""
@@ -109,7 +109,7 @@ class DispersionReference:
             self._kept_seconds -= self._steps.popleft().seconds
         self._added += 1
         if self._added % _REFRESH_STEPS == 0:
-            self._cache.clear()
+            self._past = None
 
     @property
     def seconds(self) -> float:
@@ -127,33 +127,55 @@ class DispersionReference:
             return None
         n = len(self._steps)
         width = max(1, min(round(active_seconds * n / self._kept_seconds), n // _MAX_SHARE))
-        if (width, span) not in self._cache:
-            self._cache[width, span] = _block_inflation(self._steps, width, span)
-        return self._cache[width, span]
+        if self._past is None:
+            self._past = _Past(self._steps)
+        return self._past.inflation(width, span)
 
 
-def _block_inflation(steps: Iterable[Interval], width: int, span: Span) -> float | None:
-    steps = list(steps)
-    _, variance, residuals = _residuals(steps, span)
-    if variance <= 0:
-        return None
-    sums = list(accumulate(residuals, initial=0.0))
-    volumes = list(accumulate((step.drafts for step in steps), initial=0.0))
-    observed = sum((b - a) ** 2 for a, b in zip(sums, sums[width:], strict=False))
-    independent = variance * sum(b - a for a, b in zip(volumes, volumes[width:], strict=False))
-    # The mean was fitted to the same past, which takes this share out of every block's variance.
-    fitted = 1.0 - width / len(steps)
-    return max(1.0, observed / independent / fitted)
+class _Columns:
+    """Scrape intervals by column: their drafts, and what was accepted at each position."""
+
+    def __init__(self, intervals: Iterable[Interval]) -> None:
+        _, drafts, per_position = zip(*intervals, strict=True)
+        self.drafts: tuple[float, ...] = drafts
+        self.total = sum(drafts)
+        self._accepted = list(zip(*per_position, strict=True))
+
+    def residuals(self, span: Span) -> tuple[float, list[float]]:
+        """Variance within a draft, and what each interval accepted beyond the mean."""
+        columns = self._accepted[slice(*span)]
+        mean, variance = accepted_moments([sum(column) for column in columns], self.total)
+        accepted = columns[0] if len(columns) == 1 else map(sum, zip(*columns, strict=True))
+        return variance, [a - mean * d for a, d in zip(accepted, self.drafts, strict=True)]
 
 
-def _residuals(steps: Sequence[Interval], span: Span) -> tuple[float, float, list[float]]:
-    """Drafts in all, variance within a draft, and what each step accepted beyond the mean."""
-    drafts = [step.drafts for step in steps]
-    columns = list(zip(*(step.per_position for step in steps), strict=True))[slice(*span)]
-    total = sum(drafts)
-    mean, variance = accepted_moments([sum(column) for column in columns], total)
-    accepted = columns[0] if len(columns) == 1 else map(sum, zip(*columns, strict=True))
-    return total, variance, [a - mean * d for a, d in zip(accepted, drafts, strict=True)]
+class _Past:
+    """Block sums of a past as it stood; what several lengths and spans ask for is summed once."""
+
+    def __init__(self, steps: Iterable[Interval]) -> None:
+        self._columns = _Columns(steps)
+        self._volumes = list(accumulate(self._columns.drafts, initial=0.0))
+        self._paths: dict[Span, tuple[float, list[float]]] = {}
+        self._inflations: dict[tuple[int, Span], float | None] = {}
+
+    def inflation(self, width: int, span: Span) -> float | None:
+        if (width, span) not in self._inflations:
+            self._inflations[width, span] = self._inflation(width, span)
+        return self._inflations[width, span]
+
+    def _inflation(self, width: int, span: Span) -> float | None:
+        if span not in self._paths:
+            variance, residuals = self._columns.residuals(span)
+            self._paths[span] = variance, list(accumulate(residuals, initial=0.0))
+        variance, path = self._paths[span]
+        if variance <= 0:
+            return None
+        blocks = list(map(sub, path[width:], path))
+        observed = sum(map(mul, blocks, blocks))
+        independent = variance * (sum(self._volumes[width:]) - sum(self._volumes[:-width]))
+        # The mean was fitted to the same past, which takes this share out of every block's variance.
+        fitted = 1.0 - width / len(self._columns.drafts)
+        return max(1.0, observed / independent / fitted)
 
 
 def window_inflations(intervals: Sequence[Interval], spans: Iterable[Span]) -> dict[Span, float]:
@@ -167,17 +189,17 @@ def window_inflations(intervals: Sequence[Interval], spans: Iterable[Span]) -> d
     """
     if len(intervals) < 4:
         return {}
-    total = sum(interval.drafts for interval in intervals)
-    ends = accumulate(interval.drafts for interval in intervals)
-    middles = [(end - i.drafts / 2) / total for end, i in zip(ends, intervals, strict=True)]
+    columns = _Columns(intervals)
+    total, drafts = columns.total, columns.drafts
+    middles = [(end - d / 2) / total for end, d in zip(accumulate(drafts), drafts, strict=True)]
     count = max(1, min(_MAX_COSINES, int(0.41 * len(intervals) ** (2 / 3))))
     waves = [[math.cos(math.pi * b * u) for u in middles] for b in range(1, count + 1)]
     inflations = {}
     for span in spans:
-        drafts, variance, residuals = _residuals(intervals, span)
+        variance, residuals = columns.residuals(span)
         if variance > 0:
             power = sum(2 * sum(map(mul, residuals, wave)) ** 2 for wave in waves)
-            inflations[span] = power / count / (drafts * variance)
+            inflations[span] = power / count / (total * variance)
     return inflations
 
 
