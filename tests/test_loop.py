@@ -675,6 +675,25 @@ def test_ticks_that_a_slow_target_missed_are_left_out_and_the_others_keep_their_
     assert begun == [1000, 1005, 1030, 1035, 1040]
 
 
+def test_a_page_is_as_old_as_the_question_not_as_the_answer() -> None:
+    asked: list[float] = []
+
+    def slowly(exchange: Exchange) -> None:
+        asked.append(time.time())
+        time.sleep(0.2)
+        growing(exchange)
+
+    async def run() -> float | None:
+        with HostileServer(slowly) as server:
+            async with running(every(30.0, Target(name="m", url=server.url))) as loop:
+                await until(lambda: by_name(loop)["m"].up)
+                return by_name(loop)["m"].last_success
+
+    last_success = asyncio.run(run())
+    assert last_success is not None
+    assert last_success <= asked[0]
+
+
 def test_windows_do_not_go_back_with_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run(url: str) -> None:
         async with running(every(0.1, Target(name="m", url=url))) as loop:

@@ -526,7 +526,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         name="specdec_last_scrape_success_timestamp_seconds",
         section=Section.HEALTH,
-        help="Unix time of the last good scrape.",
+        help="Unix time at which the last good scrape began.",
         formula="",
         labels=(),
         samples=lambda status: [((), status.last_success)],

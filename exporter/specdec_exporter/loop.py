@@ -148,7 +148,7 @@ class Monitor:
             result: the page, or why there is none.
             t: seconds that never go back.
             duration: of the scrape, seconds.
-            unix_time: of the scrape, for people to read; `t` unless given.
+            unix_time: of that moment, for people to read; `t` unless given.
         """
         unix_time = t if unix_time is None else unix_time
         error = (
@@ -663,7 +663,7 @@ class Loop:
         await asyncio.sleep(delay)
         due = self._clock()
         while True:
-            t = self._clock()
+            t, unix_time = self._clock(), time.time()
             result: bytes | Exception
             try:
                 result = await fetch(
@@ -675,7 +675,7 @@ class Loop:
             except Exception as error:  # noqa: BLE001 - the monitor counts and logs it
                 result = error
             now = self._clock()
-            monitor.observe(result, t=t, duration=now - t, unix_time=time.time())
+            monitor.observe(result, t=t, duration=now - t, unix_time=unix_time)
             if monitor.engine_version is None and monitor.status.up:
                 await self._ask_version(monitor, settings)
             # Ticks that a slow target missed are left out, not caught up.

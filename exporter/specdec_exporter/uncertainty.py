@@ -171,7 +171,7 @@ class _Past:
         if variance <= 0:
             return None
         blocks = list(map(sub, path[width:], path))
-        observed = sum(map(mul, blocks, blocks))
+        observed: float = sum(map(mul, blocks, blocks))
         independent = variance * (sum(self._volumes[width:]) - sum(self._volumes[:-width]))
         # The mean was fitted to the same past, which takes this share out of every block's variance.
         fitted = 1.0 - width / len(self._columns.drafts)

@@ -25,6 +25,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.real.conftest import program
+from tests.real.load import run_load
 from tests.real.prometheus_bed import (
     HTTP,
     Alertmanager,
@@ -38,7 +39,6 @@ from tests.real.vllm_bed import (
     code_prompts,
     free_port,
     random_word_prompts,
-    run_load,
     vllm_venv,
 )
 

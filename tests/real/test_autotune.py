@@ -24,6 +24,7 @@ import httpx
 import pytest
 
 from tests.real.conftest import Start
+from tests.real.load import run_load
 from tests.real.vllm_bed import (
     BED,
     MODELS,
@@ -31,7 +32,6 @@ from tests.real.vllm_bed import (
     environment,
     free_port,
     random_word_prompts,
-    run_load,
     serve_arguments,
 )
 

@@ -21,13 +21,11 @@ import pytest
 from specdec_exporter.baseline import Baseline
 
 from tests.real.conftest import Start
+from tests.real.load import Completion, Load, run_load
 from tests.real.vllm_bed import (
     MODEL_NAME,
-    Completion,
-    Load,
     VllmServer,
     code_prompts,
-    run_load,
 )
 
 pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.slow]

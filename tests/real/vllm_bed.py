@@ -1,9 +1,8 @@
-"""A real vLLM on the CPU for tests: find or build it, start a server, and load it by one's own clock.
+"""A real vLLM on the CPU for tests: find or build it, start a server, and have prompts for it.
 
 `vllm_venv` gives the environment that `tests/vllm/install.sh` builds once. `VllmServer` is a
-`vllm serve` of one of the tiny models in `tests/vllm/models`, alive inside a `with` block.
-`run_load` is a closed-loop client that times every token stream itself. Nothing here knows the
-exporter or vLLM's metric names: a test compares the two.
+`vllm serve` of one of the tiny models in `tests/vllm/models`, alive inside a `with` block. Nothing
+here knows the exporter or vLLM's metric names: a test compares the two.
 """
 
 from __future__ import annotations
@@ -14,16 +13,12 @@ import random
 import signal
 import socket
 import subprocess
-import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from http.client import HTTPConnection
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import ascii_letters
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 import httpx
 
@@ -146,8 +141,6 @@ class VllmServer:
         self.start_timeout = start_timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._command = [
-            # A client that waits for the processor behind the server takes a first token for late.
-            "nice", "-n", "10",
             str(venv / "bin" / "vllm"), "serve", str(MODELS / model), *serve_arguments(self.port),
         ]  # fmt: skip
         if speculative_config is not None:
@@ -221,126 +214,6 @@ class VllmServer:
     def log_tail(self, lines: int = 40) -> str:
         """The last lines of what the server has printed."""
         return _last_lines(self.log.read_text(errors="replace"), lines)
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """One streamed completion, in seconds of the client's own clock."""
-
-    sent: float
-    first_token: float
-    last_token: float
-    tokens: int
-    """As the server's `usage` says: a chunk of the stream can carry several tokens."""
-    chunks: int
-    """Parts that the tokens came in: one per engine step, unless the server falls behind."""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What a client saw of a load."""
-
-    completions: tuple[Completion, ...]
-
-    @property
-    def tokens(self) -> int:
-        """All tokens that were delivered."""
-        return sum(c.tokens for c in self.completions)
-
-    @property
-    def tpot_seconds(self) -> float:
-        """Time per output token after the first, every token weighing the same."""
-        decoding = sum(c.last_token - c.first_token for c in self.completions)
-        return decoding / (self.tokens - len(self.completions))
-
-    @property
-    def tokens_per_chunk(self) -> float:
-        """Tokens per part of the streams, the first of each stream left out."""
-        chunks = sum(c.chunks - 1 for c in self.completions)
-        return (self.tokens - len(self.completions)) / chunks
-
-
-Prompt = str | Sequence[int]
-"""A text, or the ids of its tokens."""
-
-
-def complete(url: str, prompt: Prompt, *, max_tokens: int, temperature: float = 0.0) -> Completion:
-    """Stream one completion of exactly `max_tokens` tokens, and time its chunks."""
-    address = urlsplit(url)
-    assert address.hostname is not None
-    connection = HTTPConnection(address.hostname, address.port, timeout=120.0)
-    body = {
-        "model": MODEL_NAME,
-        "prompt": prompt,
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    try:
-        sent = time.perf_counter()
-        connection.request(
-            "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
-        )
-        response = connection.getresponse()
-        if response.status != 200:
-            raise OSError(f"status {response.status}: {response.read(2000).decode()}")
-        arrivals: list[float] = []
-        tokens = 0
-        for line in response:
-            now = time.perf_counter()
-            if not line.startswith(b"data: {"):
-                continue
-            event = json.loads(line.removeprefix(b"data: "))
-            if "error" in event:
-                raise OSError(f"the stream broke off: {event['error']}")
-            if event["choices"]:
-                arrivals.append(now)
-            if event.get("usage"):
-                tokens = event["usage"]["completion_tokens"]
-    finally:
-        connection.close()
-    return Completion(sent, arrivals[0], arrivals[-1], tokens, len(arrivals))
-
-
-def run_load(
-    url: str,
-    prompts: Iterable[Prompt],
-    *,
-    concurrency: int,
-    max_tokens: int,
-    temperature: float = 0.0,
-) -> Load:
-    """Send all prompts, `concurrency` at a time, each as soon as one before it is done.
-
-    Raises:
-        OSError: a request failed; the others end first.
-    """
-    waiting = iter(list(prompts))
-    lock = threading.Lock()
-    done: list[Completion] = []
-    failures: list[Exception] = []
-
-    def work() -> None:
-        while not failures:
-            with lock:
-                prompt = next(waiting, None)
-            if prompt is None:
-                return
-            try:
-                done.append(complete(url, prompt, max_tokens=max_tokens, temperature=temperature))
-            except Exception as failure:  # noqa: BLE001 - raised again by the caller's thread
-                failures.append(failure)
-
-    workers = [threading.Thread(target=work) for _ in range(concurrency)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    if failures:
-        raise failures[0]
-    return Load(tuple(done))
 
 
 METHODS = (
