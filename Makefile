@@ -20,19 +20,15 @@ demo: $(STAMP) ## run the exporter on a simulated vLLM; ARGS="--scenario list" a
 monitor: $(STAMP) ## run Prometheus and Alertmanager on the demo, and print what is sent
 	@$(PYTHON) -m tests.real.monitor
 
-# Tests that wait on real programs come first on the processor, and the rest takes what is left. The
-# clocks of a client and a server are compared when nothing else runs.
-test: $(STAMP) ## fetch Prometheus, Chromium and vLLM, lint, and run all tests
+# A vLLM under load wants a core for itself: those tests come one after the other, first on the
+# processor, and the rest beside them takes what is left.
+test: ## fetch Prometheus, Chromium and vLLM, lint, and run all tests
 	@$(MAKE) --no-print-directory -j3 vllm checks live-checks
-	$(PYTHON) -m pytest -m clock
-
-# What only simulates for long is not traced for coverage, which would double its time.
-TOGETHER := --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 checks: programs
 	nice -n 19 $(MAKE) --no-print-directory lint
-	nice -n 19 $(PYTHON) -m pytest -m "not (slow or clock or live or long)" --cov $(TOGETHER)
-	nice -n 19 $(PYTHON) -m pytest -m "slow and not (clock or live or long)" $(TOGETHER)
+	nice -n 19 $(PYTHON) -m pytest -m "not (live or long)" --cov \
+		--numprocesses=3 --dist=loadfile --no-loadscope-reorder
 
 live-checks: programs
 	$(PYTHON) -m pytest -m live

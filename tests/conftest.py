@@ -1,5 +1,6 @@
 """What holds for every test."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -15,13 +16,22 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # A worker gives way to the tests on a vLLM under load. Linux shares the processor out by session
+    # (sched_autogroup), and in one session with nice neighbours a client waits for its turn so long
+    # that it takes half of a stream for one chunk.
+    if hasattr(config, "workerinput"):
+        with contextlib.suppress(OSError):
+            os.setsid()
+            Path("/proc/self/autogroup").write_text("5")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # Last, since what they need may still be on its way.
     items.sort(key=in_real)
     for item in items:
-        # They compute figures over and over, on lines that others reach; traced they take three times
-        # as long.
-        if item.get_closest_marker("slow"):
+        # They go over and over lines that others reach; traced they take twice to three times as long.
+        if in_real(item) or item.get_closest_marker("slow"):
             item.add_marker("no_cover")
 
 

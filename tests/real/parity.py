@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from specdec_exporter.config import Settings
@@ -16,6 +17,12 @@ from tests.worlds import Firing, Played, World, play
 
 def rendered(source: str, settings: Settings) -> str:
     """The rule file of a source under settings."""
+    return _rendered(source, settings.model_dump_json())
+
+
+@lru_cache(maxsize=4)
+def _rendered(source: str, settings_json: str) -> str:
+    settings = Settings.model_validate_json(settings_json)
     window = settings.windows[0]
     return rule_file(settings, SOURCES[source](settings.rules, window), window)
 

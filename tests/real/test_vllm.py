@@ -34,7 +34,7 @@ from tests.real.vllm_bed import (
     random_word_prompts,
 )
 
-pytestmark = [pytest.mark.vllm, pytest.mark.clock, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.live, pytest.mark.slow]
 
 SYNTHETIC_RATES = (0.47, 0.24)
 """The acceptance that Google's Gemma 4 guide reports at k = 2."""
