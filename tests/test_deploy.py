@@ -371,6 +371,25 @@ def test_every_image_is_of_a_version_and_ours_of_this_one() -> None:
     assert set(bases) == {"python:3.11-slim-bookworm"}
 
 
+def against_the_schema_of_compose(path: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [
+            Path(sys.executable).with_name("check-jsonschema"),
+            *("--builtin-schema", "vendor.compose-spec", path),
+        ],
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_compose_is_as_its_specification_says(tmp_path: Path) -> None:
+    checked = against_the_schema_of_compose(COMPOSE)
+    assert checked.returncode == 0, checked.stdout
+    wrong = tmp_path / "compose.yaml"
+    wrong.write_text(COMPOSE.read_text().replace("    volumes:", "    volume:", 1))
+    assert "'volume' was unexpected" in against_the_schema_of_compose(wrong).stdout
+
+
 def test_every_file_that_compose_mounts_exists() -> None:
     missing = {str(path) for path in mounted().values() if not path.exists()}
     assert missing <= (set() if DASHBOARDS.exists() else {str(DASHBOARDS)})
