@@ -173,7 +173,7 @@ class _Past:
         blocks = list(map(sub, path[width:], path))
         observed: float = sum(map(mul, blocks, blocks))
         independent = variance * (sum(self._volumes[width:]) - sum(self._volumes[:-width]))
-        # The mean was fitted to the same past, which takes this share out of every block's variance.
+        # The mean was fitted to the same past, which takes this share out of each variance.
         fitted = 1.0 - width / len(self._columns.drafts)
         return max(1.0, observed / independent / fitted)
 
