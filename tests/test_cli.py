@@ -83,7 +83,8 @@ def recording(file: Path, scrapes: int = 3) -> Path:
 
 def test_version_and_help() -> None:
     runner = CliRunner()
-    assert runner.invoke(cli.app, ["version"]).output == f"specdec-exporter {__version__}\n"
+    for asked in ("version", "--version"):
+        assert runner.invoke(cli.app, [asked]).output == f"specdec-exporter {__version__}\n"
     for arguments in (["--help"], ["-h"], *([c, "--help"] for c in ("serve", "replay", "demo"))):
         result = runner.invoke(cli.app, arguments)
         assert result.exit_code == 0

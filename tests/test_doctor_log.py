@@ -150,11 +150,23 @@ def test_arguments_that_print_as_no_value_leave_the_engines_own_line() -> None:
     }
 
 
-def test_what_is_no_log_of_vllm_says_nothing() -> None:
-    start = read_log("hello\n", "l")
+@pytest.mark.parametrize(
+    ("text", "what", "mend"),
+    [
+        ("hello\n", "tells of no start", "from the start"),
+        ("\n", "is empty", "from the start"),
+        (log("gemma4-mtp").encode("utf-16").decode(errors="replace"), "no start", "as UTF-8"),
+    ],
+    ids=["another's", "empty", "utf-16"],
+)
+def test_a_log_without_a_start_is_not_taken_for_a_good_one(text: str, what: str, mend: str) -> None:
+    start = read_log(text, "l")
     assert start.launch is None
     assert not start.engine
-    assert of("hello\n") == []
+    (found,) = of(text)
+    assert (found.check, found.severity, found.where) == ("no-start", Severity.WARNING, "l")
+    assert what in found.what
+    assert mend in found.mend
 
 
 @pytest.mark.parametrize(

@@ -497,6 +497,21 @@ def version() -> None:
     print(f"specdec-exporter {__version__}")
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
 def main() -> None:
     """Entry point of the `specdec-exporter` command."""
     try:

@@ -38,6 +38,7 @@ class Check(StrEnum):
     SCHEDULE_REFUSED = "schedule-refused"
     SCHEDULE_ZERO = "schedule-zero"
     NOT_TUNABLE = "not-tunable"
+    NO_START = "no-start"
     OFF = "off"
     OTHER_K = "other-k"
     OTHER_MODEL = "other-model"

@@ -110,7 +110,23 @@ def log_findings(text: str, name: str, start: StartUp, configured: Launch | None
     findings = list(_of_lines(text, name))
     if start.engine:
         findings += _of_engine(start, configured or start.launch)
+    elif not findings and start.launch is None:
+        findings.append(_no_start(text, name))
     return findings
+
+
+def _no_start(text: str, name: str) -> Finding:
+    # UTF-16, as some shells redirect: read as anything else, every other character is none.
+    why, mend = (
+        ("it is not UTF-8 text", "save it as UTF-8")
+        if "\0" in text
+        else (
+            "what a server was started with is in its first lines",
+            "give the log from the start of vllm serve on",
+        )
+    )
+    what = "the log tells of no start of vLLM" if text.strip() else "the log is empty"
+    return Finding(Severity.WARNING, Check.NO_START, what, name, why, mend)
 
 
 @dataclass(frozen=True, slots=True)
