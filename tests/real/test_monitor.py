@@ -16,7 +16,7 @@ import pytest
 from tests.real import monitor
 from tests.real.conftest import program
 
-pytestmark = [pytest.mark.prometheus, pytest.mark.slow]
+pytestmark = [pytest.mark.prometheus, pytest.mark.slow, pytest.mark.waits]
 
 ROOT = Path(__file__).parents[2]
 COMMAND = Path(sys.executable).with_name("specdec-exporter")

@@ -239,7 +239,7 @@ def gemma_mtp(start: Start) -> Run:
         "synthetic_acceptance_rates": SYNTHETIC_RATES,
     }
     with start("gemma4-tiny", speculative) as server:
-        return observe_timed(server, code_prompts, 36)
+        return observe_timed(server, code_prompts, 24)
 
 
 @pytest.fixture(scope="session")
@@ -249,10 +249,10 @@ def draft_model(start: Start) -> dict[str, Run]:
     prompts = random_token_prompts(20, tokens=PREFIX_BLOCK + 1)
     with start("llama-target", DRAFT_MODEL) as server:
         return {
-            "code": observe_timed(server, code_prompts, 40),
+            "code": observe_timed(server, code_prompts, 24),
             # On long answers to anything else, these models find their way back to code.
-            "prose": observe_timed(server, french_prompts, 30, max_tokens=64),
-            "random words": observe_timed(server, random_word_prompts, 30, max_tokens=64),
+            "prose": observe_timed(server, french_prompts, 20, max_tokens=64),
+            "random words": observe_timed(server, random_word_prompts, 20, max_tokens=64),
             "first time": observe(server, prompts, max_tokens=8),
             "second time": observe(server, prompts, max_tokens=8),
         }
@@ -292,13 +292,13 @@ def ngram(start: Start) -> Run:
         "prompt_lookup_min": 1,
     }
     with start("llama-target", speculative) as server:
-        return observe_timed(server, code_prompts, 24)
+        return observe_timed(server, code_prompts, 16)
 
 
 @pytest.fixture(scope="session")
 def no_speculation(start: Start) -> Run:
     with start("llama-target", None) as server:
-        return observe_timed(server, code_prompts, 24)
+        return observe_timed(server, code_prompts, 16)
 
 
 @pytest.fixture(scope="session")
