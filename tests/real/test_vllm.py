@@ -239,7 +239,7 @@ def gemma_mtp(start: Start) -> Run:
         "synthetic_acceptance_rates": SYNTHETIC_RATES,
     }
     with start("gemma4-tiny", speculative) as server:
-        return observe_timed(server, code_prompts, 24)
+        return observe_timed(server, code_prompts, 36)
 
 
 @pytest.fixture(scope="session")
