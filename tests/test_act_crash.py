@@ -96,7 +96,7 @@ class Bed:
 
     def served_k(self) -> int:
         """The k of the server; a restart that outlived its exporter may still be under way."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:
             try:
                 page = self._http.get(f"http://127.0.0.1:{self.port}/metrics")

@@ -426,7 +426,7 @@ def test_beyond_so_many_streams_one_has_to_ask_until_another_ends() -> None:
             assert [next(one)["cards"] for one in told] == [[]] * MOST_STREAMS
             assert client.get("events").status_code == 503
             assert client.get("state").status_code == 200
-        deadline, status = time.monotonic() + 10, 503
+        deadline, status = time.monotonic() + 60, 503
         while status == 503 and time.monotonic() < deadline:
             with client.stream("GET", "events") as answer:
                 status = answer.status_code

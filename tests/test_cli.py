@@ -281,7 +281,7 @@ class Serving:
     log: Path
 
     def get(self, path: str) -> str:
-        with httpx.Client(trust_env=False, timeout=30) as client:
+        with httpx.Client(trust_env=False, timeout=120) as client:
             return client.get(f"{self.url}{path}").text
 
     def value(self, name: str) -> float | None:
@@ -294,7 +294,7 @@ class Serving:
         return values[0] if values else None
 
     def until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not condition():
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, self.log.read_text()
@@ -321,7 +321,7 @@ def serving(folder: Path, *arguments: str | Path, **environ: str) -> Iterator[Se
         ) as process,
     ):
         try:
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 120
             while not (found := re.search(r" on (http://\S+)\n", log.read_text())):
                 assert process.poll() is None, log.read_text()
                 assert time.monotonic() < deadline
@@ -415,7 +415,7 @@ def test_no_secret_is_served_logged_or_told(tmp_path: Path) -> None:
                 )
             )
             file.write_text(text.replace("127.0.0.1", "127.0.0.1:x", 1))
-            with httpx.Client(trust_env=False, timeout=30) as client:
+            with httpx.Client(trust_env=False, timeout=120) as client:
                 answers = [
                     client.post(
                         f"{exporter.url}/-/reload", headers={"Authorization": f"Bearer {token}"}

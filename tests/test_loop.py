@@ -64,7 +64,7 @@ def failures(status: TargetStatus) -> dict[str, int]:
     return dict(status.failures)
 
 
-async def until(condition: Callable[[], bool], *, seconds: float = 30) -> None:
+async def until(condition: Callable[[], bool], *, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it never came to pass"

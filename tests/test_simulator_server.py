@@ -26,7 +26,7 @@ async def scrape(client: httpx.AsyncClient) -> Snapshot:
 
 async def until(happens: Callable[[], Awaitable[bool]]) -> None:
     """Wait for something that is due within a second or two."""
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 60.0
     while not await happens():
         assert time.monotonic() < deadline, "it did not happen"
         await asyncio.sleep(0.02)

@@ -63,7 +63,7 @@ def demo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         ) as process,
     ):
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 180
             while "\nspecdec_acceptance_ratio{" not in _page(url):
                 if process.poll() is not None or time.monotonic() > deadline:
                     pytest.fail(f"the demo served no ratio:\n{log.read_text()[-2000:]}")
@@ -71,7 +71,7 @@ def demo_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield url
         finally:
             process.terminate()
-            process.wait(timeout=15)
+            process.wait(timeout=60)
 
 
 def _page(url: str) -> str:

@@ -18,7 +18,7 @@ import httpx
 
 from tests.real.vllm_bed import free_port
 
-HTTP = httpx.Client(timeout=10, trust_env=False)
+HTTP = httpx.Client(timeout=60, trust_env=False)
 """One for all requests: to make one costs more than to ask, and tests that wait ask often."""
 
 START_SECONDS = 30
@@ -53,7 +53,7 @@ class Prometheus:
             for row in data["result"]
         ]
 
-    def wait_until_up(self, job: str, seconds: float = 30) -> None:
+    def wait_until_up(self, job: str, seconds: float = 120) -> None:
         """Return once Prometheus has scraped a job; its last complaint is the error otherwise."""
         deadline = time.monotonic() + seconds
         complaint = "not tried"

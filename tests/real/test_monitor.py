@@ -42,7 +42,7 @@ def started(log: Path, *command: str | Path) -> Iterator[subprocess.Popen[bytes]
             yield process
         finally:
             process.send_signal(signal.SIGINT)
-            process.wait(timeout=30)
+            process.wait(timeout=120)
 
 
 def wait_for(words: str, log: Path, *processes: subprocess.Popen[bytes]) -> None:

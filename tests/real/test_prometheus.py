@@ -157,7 +157,7 @@ def test_promtool_finds_nothing_to_complain_of(promtool: Path, demo_url: str) ->
         input=page(demo_url).text,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
     )
     assert (checked.stdout, checked.stderr, checked.returncode) == ("", "", 0)
 

@@ -157,7 +157,7 @@ class Exporter:
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
-        self._process.wait(timeout=15)
+        self._process.wait(timeout=60)
 
     def page_scraped_after(self, moment: float) -> Page:
         """The first page that rests on a scrape later than this unix time."""
