@@ -464,8 +464,8 @@ def measure(world: World, changes: Sequence[Change], effort: Effort, seed: int) 
     usual_thresholds = np.mean([[c.threshold for c in charts(m.reference)] for m in months], axis=0)
     by_trial = [ours(month.reference, usual_thresholds.tolist()) for month in months]
     tops = [float(score(m.quiet).max()) for m, score in zip(months, by_trial, strict=True)]
-    limit = threshold_for(tops, share)
-    alike = Row(ALIKE, rate(float(np.mean([top > limit for top in tops]))))
+    limit, found = trial(tops, share)
+    alike = Row(ALIKE, found)
     rows = [own, alike, guide]
     level = sum(world.positions) / world.k
     hinkleys = []
@@ -482,11 +482,8 @@ def measure(world: World, changes: Sequence[Change], effort: Effort, seed: int) 
                 _, state = peer(ratios(month.learned, season)[0])
                 states.append(state)
                 tops.append(float(peer(ratios(month.quiet, season)[0], state)[0].max()))
-            threshold = threshold_for(tops, share)
-            row = Row(
-                f"PageHinkley, {what}, {'deseasonalised' if cyclic else 'raw'}",
-                rate(float(np.mean([top > threshold for top in tops]))),
-            )
+            threshold, found = trial(tops, share)
+            row = Row(f"PageHinkley, {what}, {'deseasonalised' if cyclic else 'raw'}", found)
             rows.append(row)
             hinkleys.append((peer, cyclic, states, threshold, row))
     adwins = []
@@ -527,9 +524,10 @@ def measure(world: World, changes: Sequence[Change], effort: Effort, seed: int) 
     return rows
 
 
-def threshold_for(tops: Sequence[float], share: float) -> float:
-    """What no more than this share of the months' largest statistics is above."""
-    return float(np.quantile(tops, 1 - share, method="lower"))
+def trial(tops: Sequence[float], share: float) -> tuple[float, float]:
+    """What at most this share of the months' largest statistics is above, and its false alarms."""
+    threshold = float(np.quantile(tops, 1 - share, method="lower"))
+    return threshold, rate(float(np.mean([top > threshold for top in tops])))
 
 
 def rate(share: float) -> float:

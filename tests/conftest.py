@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import sys
 import threading
 from collections.abc import Generator
@@ -29,20 +30,10 @@ def pytest_configure(config: pytest.Config) -> None:
             Path("/proc/self/autogroup").write_text("5")
 
 
-UNTRACED = {
-    *(
-        "abtest_client",
-        "abtest_run",
-        "alert_docs",
-        "bench_drift",
-        "cli",
-        "config",
-        "demo",
-        "deploy",
-    ),
-    *("doc_shell", "docs", "expose", "house", "recommend", "replay", "scrape", "simulator"),
-    *("simulator_acceptance", "simulator_page", "simulator_server", "store", "tuner_bench"),
-}
+UNTRACED = re.compile(
+    "test_(abtest_(client|run)|alert_docs|bench_drift|cli|config|demo|deploy|doc_shell|docs|expose|house"
+    "|recommend|replay|scrape|simulator.*|store|tuner_bench)"
+)
 """Tests of modules whose coverage is not measured, since they do input and output."""
 
 
@@ -51,7 +42,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     # Traced for coverage they take twice to three times as long, on lines that others reach. (In a
     # worker pytest-cov's own mark, no_cover, only uncovers the tracer of an earlier start.)
     mine, others = sys.gettrace(), threading.gettrace()
-    known = item.path.stem.removeprefix("test_") in UNTRACED
+    known = UNTRACED.fullmatch(item.path.stem)
     if known or in_real(item) or item.get_closest_marker("slow"):
         sys.settrace(None)
         threading.settrace(None)  # type: ignore[arg-type]

@@ -14,8 +14,7 @@ import httpx
 import pytest
 
 from tests.real import debian
-from tests.real.prometheus_bed import HTTP
-from tests.real.vllm_bed import VllmServer, VllmUnavailableError, free_port, vllm_venv
+from tests.real.vllm_bed import HTTP, VllmServer, VllmUnavailableError, free_port, vllm_venv
 
 Start = Callable[..., VllmServer]
 """Makes a server of a model, a `speculative_config` or None, and further arguments."""

@@ -16,10 +16,7 @@ from typing import Any
 
 import httpx
 
-from tests.real.vllm_bed import free_port
-
-HTTP = httpx.Client(timeout=60, trust_env=False)
-"""One for all requests: to make one costs more than to ask, and tests that wait ask often."""
+from tests.real.vllm_bed import HTTP, free_port
 
 START_SECONDS = 30
 

@@ -27,13 +27,13 @@ from ruamel.yaml import YAML
 from tests.real.conftest import program
 from tests.real.load import run_load
 from tests.real.prometheus_bed import (
-    HTTP,
     Alertmanager,
     Prometheus,
     running,
     running_alertmanager,
 )
 from tests.real.vllm_bed import (
+    HTTP,
     VllmServer,
     VllmUnavailableError,
     code_prompts,
@@ -271,6 +271,7 @@ def story(watch_and_server: tuple[Watch, Callable[[], VllmServer]]) -> Story:
             for _ in range(10):
                 time.sleep(1.0)
                 seen.states_on_code.append(watch.states())
+            until("an end of what waits", lambda: not watch.states())
             seen.front["code"] = watch.value(FRONT) or 0.0
             seen.messages_on_code = len(watch.hook.messages)
         with traffic(server.url, random_word_prompts):
@@ -294,6 +295,7 @@ def story(watch_and_server: tuple[Watch, Callable[[], VllmServer]]) -> Story:
         until("a message that it is back", lambda: watch.hook.told(DOWN, "resolved"))
         seen.down_resolved = watch.hook.told(DOWN, "resolved")
         until("acceptance on code again", settled(0.4, 0.6))
+        until("an end of what still waits", lambda: not watch.states())
         seen.states_at_the_end = watch.states()
     print(json.dumps(seen.front), [m["alerts"][0]["labels"] for m in watch.hook.messages])
     return seen

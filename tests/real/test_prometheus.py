@@ -16,7 +16,8 @@ from prometheus_client import Metric
 from prometheus_client import parser as text
 from prometheus_client.openmetrics import parser as openmetrics
 
-from tests.real.prometheus_bed import HTTP, Prometheus, running
+from tests.real.prometheus_bed import Prometheus, running
+from tests.real.vllm_bed import HTTP
 
 pytestmark = pytest.mark.prometheus
 

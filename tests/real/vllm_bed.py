@@ -62,14 +62,14 @@ def free_port() -> int:
     return port
 
 
-# One for all: each new one reads a hundred certificates first, in which time no thread here can
-# take the time of a token. No connection is kept, since servers come and go.
-_BROWSER = httpx.Client(trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
+HTTP = httpx.Client(timeout=60, trust_env=False)
+"""One for all requests: each new one reads a hundred certificates first, in which time no thread here
+can take the time of a token."""
 
 
 def get(url: str, timeout: float = 10.0) -> str:
     """The body of a page; raises `httpx.HTTPError` where there is none."""
-    return _BROWSER.get(url, timeout=timeout).raise_for_status().text
+    return HTTP.get(url, timeout=timeout).raise_for_status().text
 
 
 def serve_arguments(port: int) -> list[str]:
