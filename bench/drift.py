@@ -384,25 +384,63 @@ def adwin_alarms(
     return alarms
 
 
+Trial = tuple[int, int]
+"""A change that was made: its month and its repetition."""
+
+DRAWS = 1000
+SURE = 0.975
+"""A peer that is ahead in fewer draws may be so by chance."""
+
+
 @dataclass
 class Row:
     """One detector in one world."""
 
     name: str
     false_alarms: float
-    delays: dict[str, list[float]] = field(default_factory=dict)
+    delays: dict[str, dict[Trial, float]] = field(default_factory=dict)
 
-    def add(self, change: str, t: Array, alarm: NDArray[np.bool_], at: float) -> None:
+    def add(self, trial: Trial, change: str, t: Array, alarm: NDArray[np.bool_], at: float) -> None:
         """Take in one change; one that was alarmed of before it came is left out."""
         if not alarm[t <= at].any():
             first = int(np.argmax(alarm))
             delay = float(t[first] - at) if alarm[first] else math.inf
-            self.delays.setdefault(change, []).append(delay)
+            self.delays.setdefault(change, {})[trial] = delay
 
     def figures(self, change: str) -> tuple[float, float]:
         """Median and 95th percentile of the delay."""
-        delays = sorted(self.delays.get(change, [])) or [math.nan]
-        return delays[(len(delays) - 1) // 2], delays[math.ceil(0.95 * len(delays)) - 1]
+        return figures(list(self.delays.get(change, {}).values()))
+
+
+def figures(delays: Sequence[float]) -> tuple[float, float]:
+    """Median and 95th percentile."""
+    ranked = sorted(delays) or [math.nan]
+    return ranked[(len(ranked) - 1) // 2], ranked[math.ceil(0.95 * len(ranked)) - 1]
+
+
+def leads(own: Row, peer: Row, change: str) -> tuple[float, float]:
+    """How surely a peer finds a change sooner, by the median and by the 95th percentile.
+
+    The share of draws in which its figure is the shorter one, of a thousand in which the months are
+    drawn anew with replacement (paired bootstrap; changes of one month share its traffic and its
+    reference). Changes that one of both was not given, or alarmed of too soon, are left out.
+    """
+    mine, theirs = own.delays.get(change, {}), peer.delays.get(change, {})
+    months: dict[int, list[Trial]] = {}
+    for trial in mine.keys() & theirs.keys():
+        months.setdefault(trial[0], []).append(trial)
+    if not months:
+        return 0.0, 0.0
+    drawn = np.random.default_rng(1).choice(sorted(months), (DRAWS, len(months)))
+    sooner = np.zeros(2)
+    for row in drawn.tolist():
+        trials = [trial for month in row for trial in months[month]]
+        pairs = zip(
+            figures([theirs[t] for t in trials]), figures([mine[t] for t in trials]), strict=True
+        )
+        sooner += [a < b for a, b in pairs]
+    median, late = (sooner / DRAWS).tolist()
+    return median, late
 
 
 @dataclass(frozen=True)
@@ -464,7 +502,7 @@ def measure(world: World, changes: Sequence[Change], effort: Effort, seed: int) 
     usual_thresholds = np.mean([[c.threshold for c in charts(m.reference)] for m in months], axis=0)
     by_trial = [ours(month.reference, usual_thresholds.tolist()) for month in months]
     tops = [float(score(m.quiet).max()) for m, score in zip(months, by_trial, strict=True)]
-    limit, found = trial(tops, share)
+    limit, found = by_months(tops, share)
     alike = Row(ALIKE, found)
     rows = [own, alike, guide]
     level = sum(world.positions) / world.k
@@ -482,7 +520,7 @@ def measure(world: World, changes: Sequence[Change], effort: Effort, seed: int) 
                 _, state = peer(ratios(month.learned, season)[0])
                 states.append(state)
                 tops.append(float(peer(ratios(month.quiet, season)[0], state)[0].max()))
-            threshold, found = trial(tops, share)
+            threshold, found = by_months(tops, share)
             row = Row(f"PageHinkley, {what}, {'deseasonalised' if cyclic else 'raw'}", found)
             rows.append(row)
             hinkleys.append((peer, cyclic, states, threshold, row))
@@ -495,6 +533,7 @@ def measure(world: World, changes: Sequence[Change], effort: Effort, seed: int) 
         adwins.append((cyclic, delta, row))
     for i, month in enumerate(months):
         for repeat in range(effort.repeats):
+            trial = i, repeat
             # The clock moves on to some hour, three of which are quiet.
             hour = float(np.random.default_rng((seed, i, repeat)).uniform(0, 24))
             at = world.learn_days * DAY + (hour + QUIET_HOURS) * 3600
@@ -505,13 +544,13 @@ def measure(world: World, changes: Sequence[Change], effort: Effort, seed: int) 
             for change in changes:
                 end = quiet + round(change.watch_seconds / world.scrape_seconds)
                 traffic = before + month.sampler.draw(plan.part(quiet, end), change, at)
-                own.add(change.name, traffic.t, scores[i](traffic) >= 1, at)
-                alike.add(change.name, traffic.t, by_trial[i](traffic) > limit, at)
-                guide.add(change.name, traffic.t, fixed(traffic) >= 1, at)
+                own.add(trial, change.name, traffic.t, scores[i](traffic) >= 1, at)
+                alike.add(trial, change.name, traffic.t, by_trial[i](traffic) > limit, at)
+                guide.add(trial, change.name, traffic.t, fixed(traffic) >= 1, at)
                 for peer, cyclic, states, threshold, row in hinkleys:
                     values, busy = ratios(traffic, month.reference if cyclic else None)
                     statistic = peer(values, states[i])[0]
-                    row.add(change.name, traffic.t[busy], statistic > threshold, at)
+                    row.add(trial, change.name, traffic.t[busy], statistic > threshold, at)
                 if repeat == 0 and i < effort.adwin_changes:
                     for cyclic, delta, row in adwins:
                         season = month.reference if cyclic else None
@@ -520,11 +559,11 @@ def measure(world: World, changes: Sequence[Change], effort: Effort, seed: int) 
                         alarm = np.zeros(len(values), dtype=bool)
                         past = ratios(month.learned.blocks(coarse), season)[0]
                         alarm[adwin_alarms(past, values, delta, first_only=True)] = True
-                        row.add(change.name, steps.t[busy], alarm, at)
+                        row.add(trial, change.name, steps.t[busy], alarm, at)
     return rows
 
 
-def trial(tops: Sequence[float], share: float) -> tuple[float, float]:
+def by_months(tops: Sequence[float], share: float) -> tuple[float, float]:
     """What at most this share of the months' largest statistics is above, and its false alarms."""
     threshold = float(np.quantile(tops, 1 - share, method="lower"))
     return threshold, rate(float(np.mean([top > threshold for top in tops])))
@@ -587,11 +626,19 @@ def table(world: World, changes: Sequence[Change], rows: Sequence[Row]) -> Itera
         if goals and late > goals[i]:
             yield f"MISSED: {change.name}: {span(late)} for {span(goals[i])}"
         for row in peers:
-            for ours_, theirs, what in zip(
-                alike.figures(change.name), row.figures(change.name), ("median", "p95"), strict=True
+            for sure, ours_, theirs, what in zip(
+                leads(alike, row, change.name),
+                alike.figures(change.name),
+                row.figures(change.name),
+                ("median", "p95"),
+                strict=True,
             ):
-                if theirs < ours_:
-                    yield f"FASTER: {row.name}, {change.name}, {what}: {span(theirs)}"
+                if theirs < ours_ or sure >= SURE:
+                    word = "FASTER" if sure >= SURE else "ahead by chance"
+                    yield (
+                        f"{word}: {row.name}, {change.name}, {what}: {theirs:.0f} s for "
+                        f"{ours_:.0f} s, sooner in {sure:.1%} of the draws"
+                    )
     if goals and own.false_alarms > 1:
         yield f"MISSED: {own.false_alarms:.2f} false alarms"
     yield ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -12,11 +14,14 @@ pytest.importorskip("river")
 from bench.drift import (
     CHANGES,
     DAY,
+    SURE,
     WORLDS,
+    Row,
     Sampler,
     World,
     compare_with_simulator,
     evenly,
+    leads,
     learn,
     load,
 )
@@ -70,6 +75,27 @@ def test_drawn_traffic_and_the_simulator_agree_over_short_times() -> None:
         figures.append([float(part.split()[-1]) for part in line.rsplit("over ", 1)[1].split(", ")])
     for drawn, simulated in zip(*(row[:2] for row in figures), strict=True):
         assert drawn == pytest.approx(simulated, rel=0.25)
+
+
+def test_a_peer_that_is_as_quick_leads_by_chance_only_and_a_quicker_one_surely() -> None:
+    random = Random(4)
+    trials = [(month, repeat) for month in range(24) for repeat in range(6)]
+    # What makes a delay long is of the month for the most part, and met by all detectors.
+    months, sure = [random.gammavariate(4.0, 300.0) for _ in range(24)], 0
+    for _ in range(5):
+        own, alike, quick, never = (Row(name, 0.0, {"fall": {}}) for name in "abcd")
+        for trial in trials:
+            one, other = (months[trial[0]] * random.gammavariate(40.0, 1 / 40) for _ in range(2))
+            delays = zip(
+                (own, alike, quick, never), (one, other, 0.6 * other, math.inf), strict=True
+            )
+            for row, delay in delays:
+                row.delays["fall"][trial] = delay
+        sure += sum(share >= SURE for share in leads(own, alike, "fall"))
+        assert min(leads(own, quick, "fall")) >= SURE
+        assert leads(own, never, "fall") == leads(never, never, "fall") == (0.0, 0.0)
+    assert leads(own, Row("idle", 0.0), "fall") == (0.0, 0.0)
+    assert sure <= 2
 
 
 def test_a_scenario_file_is_read_and_a_wrong_one_is_named_with_its_fault(tmp_path: Path) -> None:
