@@ -310,7 +310,9 @@ def ours(reference: Reference, thresholds: Sequence[float] | None = None) -> Sco
                 else (mean, traffic.accepted.sum(0))
             )
             # Scrapes without drafts are left out, as the detector does.
-            weights = np.sqrt(traffic.seconds / np.maximum(traffic.drafts, 1.0))
+            rates = np.maximum(traffic.drafts, 1.0) / traffic.seconds
+            relative = 1.0 - chart.common + chart.common * rates / chart.usual_rate
+            weights = 1.0 / np.sqrt(rates * relative)
             missing = np.cumsum(weights * (traffic.drafts * due * (1 - chart.allowance) - got))
             scores.append((missing - np.minimum(np.minimum.accumulate(missing), 0.0)) / threshold)
         highest: Array = np.maximum.reduce(scores)
@@ -388,8 +390,8 @@ Trial = tuple[int, int]
 """A change that was made: its month and its repetition."""
 
 DRAWS = 1000
-SURE = 0.975
-"""A peer that is ahead in fewer draws may be so by chance."""
+SURE = 0.99
+"""A peer ahead in fewer draws may be so by chance: a hundred cells are looked at."""
 
 
 @dataclass

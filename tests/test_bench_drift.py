@@ -82,7 +82,7 @@ def test_a_peer_that_is_as_quick_leads_by_chance_only_and_a_quicker_one_surely()
     trials = [(month, repeat) for month in range(24) for repeat in range(6)]
     # What makes a delay long is of the month for the most part, and met by all detectors.
     months, sure = [random.gammavariate(4.0, 300.0) for _ in range(24)], 0
-    for _ in range(5):
+    for _ in range(3):
         own, alike, quick, never = (Row(name, 0.0, {"fall": {}}) for name in "abcd")
         for trial in trials:
             one, other = (months[trial[0]] * random.gammavariate(40.0, 1 / 40) for _ in range(2))

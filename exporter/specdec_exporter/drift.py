@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate, pairwise
 from operator import add, mul
@@ -27,11 +27,9 @@ FALSE_ALARMS_PER_MONTH = 0.5
 
 _BIN_SECONDS = 240.0
 _MOST_BINS = round(7 * DAY_SECONDS / _BIN_SECONDS)
-_BLOCK_BINS = (1, 2, 4, 8, 15)
+_BLOCK_BINS = (1, 2, 4, 8, 15, 30)
 BLOCK_SECONDS = tuple(bins * _BIN_SECONDS for bins in _BLOCK_BINS)
 """Lengths of the sums whose variances a reference holds."""
-_FROM, _TO = (0.0, *BLOCK_SECONDS[1:]), (*BLOCK_SECONDS[:-1], math.inf)
-"""The times that a variance stands for: its own, the first all below, the last all above."""
 _RATES = 8
 _MAX_SHARE = 12
 """A block is at most this fraction (one in twelve) of the past, or its variance is a guess."""
@@ -82,6 +80,10 @@ class Reference:
     """Added to the mean of J: a constant, then cosine and sine of once and twice a day (UTC)."""
     first_cycle: tuple[float, ...] = ()
     """The same for position 0."""
+    accepted_common: float = 0.0
+    """Share of the variance that all drafts of a time have in common, at the mean rate."""
+    first_common: float = 0.0
+    """The same of position 0 alone."""
     drafts: float = 0.0
     """Drafts that it was measured on."""
     span_seconds: float = 0.0
@@ -127,8 +129,11 @@ class Reference:
         Raises:
             TypeError: names that are missing or unknown.
         """
-        fingerprint = Fingerprint(**values["fingerprint"])
-        return cls(**_with_tuples(values) | {"fingerprint": fingerprint})
+        made = _with_tuples(values) | {"fingerprint": Fingerprint(**values["fingerprint"])}
+        for name in ("accepted_variance", "first_variance"):
+            # An earlier version held fewer; the longest stands for all that are longer.
+            made[name] += made[name][-1:] * (len(BLOCK_SECONDS) - len(made[name]))
+        return cls(**made)
 
 
 def configured(
@@ -272,7 +277,7 @@ class Learner:
             [_waves((b.index + 0.5) * _BIN_SECONDS) for b in bins] if days >= _CYCLE_DAYS else []
         )
         sums = [sum(one.accepted) for one in bins], [one.accepted[0] for one in bins]
-        (accepted_cycle, accepted), (first_cycle, first) = (
+        (accepted_cycle, accepted_common, accepted), (first_cycle, first_common, first) = (
             _fit(bins, counts, waves, self._variance_inflation * variance)
             for counts, variance in zip(sums, _variances(ratios), strict=True)
         )
@@ -290,6 +295,8 @@ class Learner:
             first_variance=first,
             accepted_cycle=accepted_cycle,
             first_cycle=first_cycle,
+            accepted_common=accepted_common,
+            first_common=first_common,
             drafts=total,
             span_seconds=seconds,
             rates=tuple(
@@ -322,7 +329,7 @@ class Incident:
     """`front`: the first token is accepted less often, so drafter and target disagree from the
     start. `tail`: only what follows an accepted token is. `even`: both."""
     chart: str
-    """`slow` and `fast` watch the mean accepted length, `first` watches position 0."""
+    """`slow`, `medium` and `fast` watch the mean accepted length, `first` watches position 0."""
     expected_mean_accepted_length: float
     observed_mean_accepted_length: float
     expected_positions: tuple[float, ...]
@@ -338,13 +345,39 @@ class Incident:
         return cls(**_with_tuples(values))
 
 
+def _spans(variances: Variances) -> Iterator[tuple[float, float, float, float]]:
+    """Shortest and longest T, and α and b of b · T^α, the variance of sums over such T.
+
+    A power from one of `BLOCK_SECONDS` to the next, and variances that keep before and after.
+    """
+    yield 0.0, BLOCK_SECONDS[0], 1.0, variances[0]
+    for (short, long), (v, w) in zip(pairwise(BLOCK_SECONDS), pairwise(variances), strict=True):
+        α = min(max(1.0 + math.log(w / v) / math.log(long / short), 0.5), 1.9)
+        yield short, long, α, v * short ** (1.0 - α)
+    yield BLOCK_SECONDS[-1], math.inf, 1.0, variances[-1]
+
+
+def draft_weight(rate: float, common: float, usual_rate: float) -> float:
+    """What a draft counts in a chart: the inverse of how far a second's sum strays at that rate.
+
+    Where requests differ, a sum over n drafts strays by √(a·n); where acceptance wanders, by n,
+    since all drafts of a time stray together; by √(a·n + b·n²) where both do.
+
+    Args:
+        rate: drafts per second, above 0.
+        common: b·n / (a + b·n) at the usual rate.
+        usual_rate: drafts per second; not used where `common` is 0.
+    """
+    if not common:
+        return 1.0 / math.sqrt(rate)
+    return 1.0 / math.sqrt(rate * (1.0 - common + common * rate / usual_rate))
+
+
 @dataclass(slots=True)
 class Chart:
-    """One CUSUM of what is missing, in accepted tokens over the root of drafts per second.
+    """One CUSUM of what is missing, in accepted tokens times `draft_weight`.
 
-    By the root, a scrape's weight is between that of its drafts, which is best where requests
-    differ, and that of any other scrape, which is best where acceptance wanders; and the quiet
-    hours have their say.
+    So its sums stray alike at all rates, and the quiet hours have their say.
     """
 
     name: str
@@ -355,6 +388,10 @@ class Chart:
     variances: Variances
     allowance: float
     """The fall, or more where the reference itself is no better known: √(fall² + (2 errors)²)."""
+    common: float
+    """Share of the variance that is common to all drafts of a time, at the usual rate."""
+    usual_rate: float
+    """Drafts per second."""
     share: float
     """Of the false alarms. Together they are more than 1: the charts mostly alarm together, and the
     formula of `set_threshold` counts more than there are where requests outlive scrapes."""
@@ -388,25 +425,32 @@ class Chart:
         at 0, takes (e^x − x − 1) · variance / (2 drift²) to reach h, where x = 2 · drift · h /
         variance (Siegmund 1985; his correction for steps, which makes h smaller, is left out: sums
         of few intervals stray less than the variance says). If a sum reaches h in the time T, it
-        has strayed by h + drift · T, and x is (h + drift · T)² / (2 · variance · T) at the T where
-        that is least, h / drift. Here the variance is another for each T.
+        has strayed by h + drift · T, and x is (h + drift · T)² / (2 · variance of such sums) at the
+        T where that is least, h / drift; the factor behind e^x is T / x. Here the variance grows
+        by another power α of T in each span. Then T is α · h / (2 − α) / drift, and the factor
+        T / x^(1/α), since what strays for longer comes to its extremes less often (Pickands 1969).
         """
-        total = 0.0
+        total, spans = 0.0, tuple(_spans(self.variances))
         for rate in rates:
-            drift = self.fall * self.mean * math.sqrt(rate)
-            x, variance = 700.0, 1.0
-            for shortest, longest, v in zip(_FROM, _TO, self.variances, strict=True):
-                t = min(max(threshold / drift, shortest), longest)
-                x, variance = min((x, variance), ((threshold + drift * t) ** 2 / (2.0 * v * t), v))
-            total += 2.0 * drift * drift / variance / (math.expm1(x) - x)
+            drift = self.fall * self.mean * rate * self._weight(rate)
+            least, trials = 700.0, 0.0
+            for shortest, longest, α, scale in spans:
+                t = min(max(α / (2.0 - α) * threshold / drift, shortest), longest)
+                x = (threshold + drift * t) ** 2 / (2.0 * scale * t**α)
+                if x < least:
+                    least, trials = x, x ** (1.0 / α) / t
+            total += trials / (math.expm1(least) - least)
         return total / len(rates)
+
+    def _weight(self, rate: float) -> float:
+        return draft_weight(rate, self.common, self.usual_rate)
 
     def add(self, unix_time: float, interval: Interval, expected: tuple[float, float]) -> bool:
         """Take in an interval; True where too much is missing."""
         drafts, per_position = interval.drafts, interval.per_position
         mean, first = expected
         due, got = (first, per_position[0]) if self.position_0 else (mean, sum(per_position))
-        weight = math.sqrt(interval.seconds / drafts)
+        weight = self._weight(drafts / interval.seconds)
         self.missing += weight * (drafts * due * (1.0 - self.allowance) - got)
         if self.missing <= 0.0:
             self.clear()
@@ -444,9 +488,9 @@ class Chart:
 class Detector:
     """Compares what a target accepts with its reference, one scrape interval after the other.
 
-    Three charts: J and a small fall, J and a large one, position 0 and a small one; against a
-    provisional reference the large one alone. An incident latches: it stays, and nothing more is
-    taken in, until acknowledged.
+    Four charts: J and a small fall, a larger and a large one, position 0 and a small one; against a
+    provisional reference the one for large falls alone. An incident latches: it stays, and nothing
+    more is taken in, until acknowledged.
 
     Args:
         reference: what acceptance should be.
@@ -459,16 +503,18 @@ class Detector:
         self.reference = reference
         self.incident: Incident | None = None
         self._positions = len(reference.position_acceptance_ratio)
-        mean, first = reference.mean_accepted, reference.position_acceptance_ratio[0]
-        accepted = reference.accepted_variance
+        # The smaller it is, the sooner a ramp is found; where acceptance wanders, it would be found
+        # in the wandering.
+        small = 0.04 if reference.accepted_common < 0.5 else 0.05
         self.charts = [
-            _chart("slow", reference, mean, accepted, fall=0.05, share=2.0),
-            _chart("fast", reference, mean, accepted, fall=0.15, share=1.0),
-            _chart("first", reference, first, reference.first_variance, fall=0.05, share=0.3),
+            _chart("slow", reference, fall=small, share=0.8),
+            _chart("medium", reference, fall=0.07, share=0.5),
+            _chart("fast", reference, fall=0.15, share=0.25),
+            _chart("first", reference, fall=0.05, share=0.15),
         ]
         if reference.is_provisional:
             # A day of ± 10 %, taken at its best hour, is no large fall either.
-            self.charts = [_chart("fast", reference, mean, accepted, fall=0.20, share=1.0)]
+            self.charts = [_chart("fast", reference, fall=0.20, share=1.0)]
         self._seconds_per_alarm = MONTH_SECONDS / false_alarms_per_month
         self._drafts = self._seconds = 0.0
         self._octave: int | None = None
@@ -524,7 +570,9 @@ class Detector:
         detector._drafts, detector._seconds = values["drafts"], values["seconds"]
         detector._set_thresholds()
         for chart in detector.charts:
-            chart.restore(values["charts"][chart.name])
+            # An earlier version may have had fewer.
+            if chart.name in values["charts"]:
+                chart.restore(values["charts"][chart.name])
         if values["incident"] is not None:
             detector.incident = Incident.from_dict(values["incident"])
         return detector
@@ -601,20 +649,26 @@ def shape_of(expected: Sequence[float], observed: Sequence[float], drafts: float
     return "tail" if tail >= 2.0 * front else "even"
 
 
-def _chart(
-    name: str, reference: Reference, mean: float, variances: Variances, *, fall: float, share: float
-) -> Chart:
+def _chart(name: str, reference: Reference, *, fall: float, share: float) -> Chart:
+    position_0 = name == "first"
+    mean, variances, common = (
+        (reference.position_acceptance_ratio[0], reference.first_variance, reference.first_common)
+        if position_0
+        else (reference.mean_accepted, reference.accepted_variance, reference.accepted_common)
+    )
     fitted = max(1, len(reference.accepted_cycle))
     error = 0.0
     if reference.drafts > 0.0:
         error = math.sqrt(variances[-1] * fitted / reference.drafts) / mean
     return Chart(
         name=name,
-        position_0=name == "first",
+        position_0=position_0,
         fall=fall,
         mean=mean,
         variances=variances,
         allowance=math.hypot(fall, _MARGIN * error),
+        common=common,
+        usual_rate=reference.drafts_per_second,
         share=share,
     )
 
@@ -645,21 +699,22 @@ def _fit(
     counts: Sequence[float],
     waves: Sequence[tuple[float, ...]],
     assumed_variance: float,
-) -> tuple[tuple[float, ...], Variances]:
-    """The daily cycle of counts per draft, empty without waves, and the variances of their sums.
+) -> tuple[tuple[float, ...], float, Variances]:
+    """The daily cycle of counts per draft, empty without waves; what is common; the variances.
 
-    The cycle is added to the mean over drafts. Least squares, weighed as the charts weigh, on waves
-    less their own mean. A prior of the size `_CYCLE_PRIOR` keeps hours that nothing is known of
-    near it.
+    The cycle is added to the mean over drafts. Least squares, weighed by the root of the rate, on
+    waves less their own mean. A prior of the size `_CYCLE_PRIOR` keeps hours that nothing is known
+    of near it. The variances are of sums as the charts weigh them.
     """
     usual = sum(counts) / sum(one.drafts for one in bins)
-    weights = [math.sqrt(one.seconds / one.drafts) for one in bins]
-    drafts = [w * one.drafts for w, one in zip(weights, bins, strict=True)]
-    counts = list(map(mul, weights, counts))
     seconds = [one.seconds for one in bins]
+    rates = [one.drafts / one.seconds for one in bins]
+    weights = [draft_weight(rate, 0.0, 0.0) for rate in rates]
+    drafts = [w * one.drafts for w, one in zip(weights, bins, strict=True)]
+    weighed = list(map(mul, weights, counts))
     total = sum(drafts)
-    mean = sum(counts) / total
-    residuals = [count - mean * n for count, n in zip(counts, drafts, strict=True)]
+    mean = sum(weighed) / total
+    residuals = [count - mean * n for count, n in zip(weighed, drafts, strict=True)]
     cycle: tuple[float, ...] = ()
     if waves:
         columns = list(zip(*waves, strict=True))[1:]
@@ -676,8 +731,16 @@ def _fit(
             residuals[i] -= n * sum(map(mul, cycle, wave))
         cycle = (cycle[0] + mean - usual, *shares)
     fitted = max(1, len(cycle))
+    known = [v for v in (_block_variance(seconds, residuals, w, fitted) for w in _BLOCK_BINS) if v]
+    common = max(0.0, 1.0 - known[0] / known[-1]) if known else 0.0
+    if common:
+        level = sum(one.drafts for one in bins) / sum(seconds)
+        residuals = [
+            one * draft_weight(rate, common, level) / w
+            for one, rate, w in zip(residuals, rates, weights, strict=True)
+        ]
     found = (_block_variance(seconds, residuals, width, fitted) for width in _BLOCK_BINS)
-    return cycle, tuple(assumed_variance if v is None else v for v in found)
+    return cycle, common, tuple(assumed_variance if v is None else v for v in found)
 
 
 def _block_variance(
