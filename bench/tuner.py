@@ -19,10 +19,11 @@ gains with an error of one point. It is the exporter's own `decide`.
 
 The goals, and exit 1 where one is missed: 96.5 % of the oracle in the mean, 91 % at the fifth
 percentile, nowhere more than 1 % below k = 1, and at most four changes in 24 hours but for
-overrides. k = 1 is that of the mean start. Where starts differ, the fifth percentile and the worst
-world are luck, and need be no better than those of k = 1 itself. Under fixed arrivals one change
-costs up to 5 % of three days, and every world begins at k = 2; so there the worst world need be no
-better than that of who goes to k = 1 at once.
+overrides. k = 1 is that of the mean start. Where starts differ, one set of starts is luck: the
+goals are asked of each world's mean over sixteen sets. Under fixed arrivals all but what is piled
+up is served in the end, so tokens say little, and the goals hold for them and for the time in the
+system; but in time one change costs up to 5 % of three days, and every world begins at k = 2, so
+there the worst world need be no better than that of who goes to k = 1 at once.
 
 A scenario file is JSON: {"name": {"steps": {"0": {"1": 0.0046, "8": …}, "1": …}, "start_k": 2,
 "regimes": {"name": [0.8, …]}, "hours": [4, 8], "open_loop": false, "cost_error": 0.1,
@@ -150,6 +151,8 @@ class World:
     """One world: regimes and load by step, and what each k does in them."""
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
+        self.starts = 0
+        """Which set of starts it has, where these differ."""
         chance = random.Random(f"{scenario.name} {seed}")
         self.scenario = scenario
         self.seed = seed
@@ -191,7 +194,8 @@ class World:
     def start_factor(self, k: int, at: int) -> float:
         """Of the step time, for a server started at k at a step; the same for every policy."""
         most = self.scenario.start_factor
-        return 1 + random.Random(f"{self.seed} {k} {at}").uniform(-most, most) if k else 1.0
+        chance = random.Random(f"{self.seed} {self.starts} {k} {at}")
+        return 1 + chance.uniform(-most, most) if k else 1.0
 
     def step_seconds(self, k: int, c: float) -> float:
         return self.table[k][min(len(self.table[k]), max(1, round(c))) - 1]
@@ -532,6 +536,9 @@ def calibrated(world: World) -> CostModel:
 
 
 AT_ONCE = "k = 1 at once"
+MEAN_OF_STARTS = "tuner, mean of starts"
+BY_TOKENS = "tuner, by tokens"
+SETS_OF_STARTS = 16
 
 
 def live(world: World, base: Mapping[str, Any]) -> dict[str, Outcome]:
@@ -594,21 +601,23 @@ class Row:
 def missed(scenario: Scenario, rows: Sequence[Row]) -> Iterator[str]:
     """The goals that the tuner misses, in words."""
     by_policy = {row.policy: row for row in rows}
-    tuner, fixed = by_policy["tuner"], by_policy["k = 1"]
-    p5, worst = 0.91, 0.99
+    worst = {"tuner": 0.99}
     if scenario.start_factor:
-        p5, worst = min(p5, fixed.p5), min(worst, *fixed.against_k1)
+        worst = {MEAN_OF_STARTS: 0.99}
     if scenario.open_loop:
-        worst = min(worst, *by_policy[AT_ONCE].against_k1)
-    for name, got, goal in (
-        ("mean share", tuner.mean, 0.965),
-        ("fifth percentile", tuner.p5, p5),
-        ("worst world against k = 1", min(tuner.against_k1), worst),
-    ):
-        if got < goal:
-            yield f"MISSED: {scenario.name}: {name}: {100 * got:.1f} % for {100 * goal:.1f} %"
-    if tuner.most_ordinary > 4:
-        yield f"MISSED: {scenario.name}: {tuner.most_ordinary} changes in 24 hours for 4"
+        worst = {"tuner": min(0.99, *by_policy[AT_ONCE].against_k1), BY_TOKENS: 0.99}
+    for name, lowest in worst.items():
+        row = by_policy[name]
+        for what, got, goal in (
+            ("mean share", row.mean, 0.965),
+            ("fifth percentile", row.p5, 0.91),
+            ("worst world against k = 1", min(row.against_k1), lowest),
+        ):
+            if got < goal:
+                told = f"{what}: {100 * got:.1f} % for {100 * goal:.1f} %"
+                yield f"MISSED: {scenario.name}: {name}: {told}"
+        if row.most_ordinary > 4:
+            yield f"MISSED: {scenario.name}: {name}: {row.most_ordinary} changes in 24 hours for 4"
 
 
 COLUMNS = (
@@ -626,28 +635,53 @@ COLUMNS = (
 def measure(scenario: Scenario, worlds: int, base: Mapping[str, Any]) -> list[Row]:
     shares: dict[str, list[float]] = defaultdict(list)
     against: dict[str, list[float]] = defaultdict(list)
-    changes: dict[str, list[Outcome]] = defaultdict(list)
+    lived: dict[str, list[Outcome]] = defaultdict(list)
     for seed in range(worlds):
         world = World(scenario, seed)
         outcomes = live(world, base)
         scores = {name: outcome.score(world) for name, outcome in outcomes.items()}
-        k1 = run(world, 1, Fixed(), lucky=False).score(world)
+        of_oracle = {name: score / scores["oracle"] for name, score in scores.items()}
+        k1 = run(world, 1, Fixed(), lucky=False)
+        of_k1 = {name: score / k1.score(world) for name, score in scores.items()}
         for name, outcome in outcomes.items():
-            shares[name].append(scores[name] / scores["oracle"])
-            against[name].append(scores[name] / k1)
-            changes[name].append(outcome)
+            lived[name].append(outcome)
+        if scenario.start_factor:
+            outlived = other_starts(world, base)
+            mean = statistics.fmean(outcome.score(world) for outcome in outlived)
+            of_oracle[MEAN_OF_STARTS] = mean / scores["oracle"]
+            of_k1[MEAN_OF_STARTS] = mean / k1.score(world)
+            lived[MEAN_OF_STARTS] += outlived
+        if scenario.open_loop:
+            tokens = outcomes["tuner"].tokens
+            of_oracle[BY_TOKENS] = tokens / outcomes["oracle"].tokens
+            of_k1[BY_TOKENS] = tokens / k1.tokens
+            lived[BY_TOKENS].append(outcomes["tuner"])
+        for name, share in of_oracle.items():
+            shares[name].append(share)
+            against[name].append(of_k1[name])
     return [
         Row(
             scenario.name,
             name,
             shares[name],
             against[name],
-            statistics.fmean(len(o.changes) for o in changes[name]) / DAYS,
-            max(o.most_changes_a_day for o in changes[name]),
-            max(o.most_ordinary_changes_a_day for o in changes[name]),
+            statistics.fmean(len(o.changes) for o in lived[name]) / DAYS,
+            max(o.most_changes_a_day for o in lived[name]),
+            max(o.most_ordinary_changes_a_day for o in lived[name]),
         )
         for name in shares
     ]
+
+
+def other_starts(world: World, base: Mapping[str, Any]) -> list[Outcome]:
+    """The tuner in the same world with other sets of starts."""
+    outcomes = []
+    for world.starts in range(1, SETS_OF_STARTS + 1):
+        tuner = Tuner(world, TunerSettings(**{"mode": "apply", **base}))
+        outcomes.append(run(world, world.scenario.start_k, tuner))
+        outcomes[-1].overriding = tuner.overriding
+    world.starts = 0
+    return outcomes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

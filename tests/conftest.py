@@ -80,8 +80,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def turn(item: pytest.Item) -> int:
-    """What mostly waits is first, and last what needs a program that may still be on its way."""
-    return 0 if item.get_closest_marker("waits") else 1 + in_real(item)
+    """What mostly waits is first, then the long files; last what vLLM may still be on its way for."""
+    if item.get_closest_marker("waits"):
+        return 0
+    return (3 if item.get_closest_marker("vllm") else 1) if in_real(item) else 2
 
 
 def in_real(item: pytest.Item) -> bool:

@@ -83,6 +83,7 @@ def test_a_quantile_lies_between_its_neighbours() -> None:
     assert quantile([1.0, 2.0, math.inf], 0.75) == math.inf
 
 
+@pytest.mark.slow
 def test_the_interval_holds_the_true_ratio_about_as_often_as_it_says() -> None:
     """Three prompts of different speed, 20 repeats each, as in a study of this kind."""
     chance = Random(7)

@@ -477,6 +477,7 @@ def false_alarms(detector: Detector, intervals: Iterator[tuple[float, Interval]]
     return alarms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["slow", "medium", "fast", "first"])
 def test_of_independent_drafts_each_chart_raises_no_more_false_alarms_than_it_was_asked_for(
     name: str,
@@ -492,6 +493,7 @@ def test_of_independent_drafts_each_chart_raises_no_more_false_alarms_than_it_wa
     assert 0.3 * wanted - noise < false_alarms(detector, month) < 1.2 * wanted + noise
 
 
+@pytest.mark.slow
 def test_where_requests_outlive_scrapes_false_alarms_are_as_few_as_asked_for_in_all() -> None:
     # Acceptance that keeps for a minute, so that sums stray 13 times as much as by chance alone.
     chance = random.Random(12)

@@ -365,6 +365,7 @@ def noisy(chance: random.Random, n: int, spread: float, memory: float, c: float 
     return window(*found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [0.0, 0.6])
 def test_the_interval_covers_the_mean_whatever_neighbours_have_in_common(memory: float) -> None:
     chance = random.Random(4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 import pytest
 from specdec_exporter.config import Settings, Target
@@ -14,6 +15,7 @@ from specdec_exporter.words import Headline, headline
 TARGET = Target(name="m", url="http://127.0.0.1:8000")
 
 
+@lru_cache
 def status(scenario: str, seconds: float = 400.0, **target: object) -> TargetStatus:
     watched = TARGET.model_copy(update=target)
     monitor = Monitor(watched, Settings(targets=(watched,)))
