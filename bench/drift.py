@@ -311,7 +311,7 @@ def ours(reference: Reference, thresholds: Sequence[float] | None = None) -> Sco
             )
             # Scrapes without drafts are left out, as the detector does.
             rates = np.maximum(traffic.drafts, 1.0) / traffic.seconds
-            relative = 1.0 - chart.common + chart.common * rates / chart.usual_rate
+            relative = 1.0 - chart.lasting + chart.lasting * rates / (chart.usual_rate or 1.0)
             weights = 1.0 / np.sqrt(rates * relative)
             missing = np.cumsum(weights * (traffic.drafts * due * (1 - chart.allowance) - got))
             scores.append((missing - np.minimum(np.minimum.accumulate(missing), 0.0)) / threshold)

@@ -20,10 +20,11 @@ gains with an error of one point. It is the exporter's own `decide`.
 The goals, and exit 1 where one is missed: 96.5 % of the oracle in the mean, 91 % at the fifth
 percentile, nowhere more than 1 % below k = 1, and at most four changes in 24 hours but for
 overrides. k = 1 is that of the mean start. Where starts differ, one set of starts is luck: the
-goals are asked of each world's mean over sixteen sets. Under fixed arrivals all but what is piled
-up is served in the end, so tokens say little, and the goals hold for them and for the time in the
-system; but in time one change costs up to 5 % of three days, and every world begins at k = 2, so
-there the worst world need be no better than that of who goes to k = 1 at once.
+goals are asked of each world's mean over sixteen sets, against what k = 1 and the oracle have in
+the mean over all starts. Under fixed arrivals all but what is piled up is served in the end, so
+tokens say little, and the goals hold for them and for the time in the system; but in time one
+change costs up to 5 % of three days, and every world begins at k = 2, so there the worst world need
+be no better than that of who goes to k = 1 at once.
 
 A scenario file is JSON: {"name": {"steps": {"0": {"1": 0.0046, "8": …}, "1": …}, "start_k": 2,
 "regimes": {"name": [0.8, …]}, "hours": [4, 8], "open_loop": false, "cost_error": 0.1,
@@ -41,6 +42,7 @@ import sys
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -647,7 +649,10 @@ def measure(scenario: Scenario, worlds: int, base: Mapping[str, Any]) -> list[Ro
             lived[name].append(outcome)
         if scenario.start_factor:
             outlived = other_starts(world, base)
-            mean = statistics.fmean(outcome.score(world) for outcome in outlived)
+            # Of many starts a speed is a little above that of the mean step time: E[1/f] > 1/E[f].
+            low, high = 1 - scenario.start_factor, 1 + scenario.start_factor
+            usual = math.log(high / low) / (high - low)
+            mean = statistics.fmean(outcome.score(world) for outcome in outlived) / usual
             of_oracle[MEAN_OF_STARTS] = mean / scores["oracle"]
             of_k1[MEAN_OF_STARTS] = mean / k1.score(world)
             lived[MEAN_OF_STARTS] += outlived
@@ -676,11 +681,12 @@ def measure(scenario: Scenario, worlds: int, base: Mapping[str, Any]) -> list[Ro
 def other_starts(world: World, base: Mapping[str, Any]) -> list[Outcome]:
     """The tuner in the same world with other sets of starts."""
     outcomes = []
-    for world.starts in range(1, SETS_OF_STARTS + 1):
-        tuner = Tuner(world, TunerSettings(**{"mode": "apply", **base}))
-        outcomes.append(run(world, world.scenario.start_k, tuner))
+    for starts in range(1, SETS_OF_STARTS + 1):
+        other = copy(world)
+        other.starts = starts
+        tuner = Tuner(other, TunerSettings(**{"mode": "apply", **base}))
+        outcomes.append(run(other, world.scenario.start_k, tuner))
         outcomes[-1].overriding = tuner.overriding
-    world.starts = 0
     return outcomes
 
 

@@ -77,25 +77,39 @@ def test_drawn_traffic_and_the_simulator_agree_over_short_times() -> None:
         assert drawn == pytest.approx(simulated, rel=0.25)
 
 
-def test_a_peer_that_is_as_quick_leads_by_chance_only_and_a_quicker_one_surely() -> None:
+TRIALS = [(month, repeat) for month in range(24) for repeat in range(6)]
+
+
+def fall(name: str, delays: dict[tuple[int, int], float]) -> Row:
+    return Row(name, 0.0, {"fall": delays})
+
+
+def test_a_peer_leads_where_it_is_quicker_in_the_same_months_however_much_these_differ() -> None:
     random = Random(4)
-    trials = [(month, repeat) for month in range(24) for repeat in range(6)]
-    # What makes a delay long is of the month for the most part, and met by all detectors.
-    months, sure = [random.gammavariate(4.0, 300.0) for _ in range(24)], 0
-    for _ in range(3):
-        own, alike, quick, never = (Row(name, 0.0, {"fall": {}}) for name in "abcd")
-        for trial in trials:
-            one, other = (months[trial[0]] * random.gammavariate(40.0, 1 / 40) for _ in range(2))
-            delays = zip(
-                (own, alike, quick, never), (one, other, 0.6 * other, math.inf), strict=True
-            )
-            for row, delay in delays:
-                row.delays["fall"][trial] = delay
-        sure += sum(share >= SURE for share in leads(own, alike, "fall"))
-        assert min(leads(own, quick, "fall")) >= SURE
-        assert leads(own, never, "fall") == leads(never, never, "fall") == (0.0, 0.0)
-    assert leads(own, Row("idle", 0.0), "fall") == (0.0, 0.0)
-    assert sure <= 2
+    months = [random.gammavariate(1.0, 3000.0) for _ in range(24)]
+    delays = {trial: months[trial[0]] * random.gammavariate(400.0, 1 / 400) for trial in TRIALS}
+    own = fall("own", delays)
+    quick = fall("quick", {trial: 0.9 * delay for trial, delay in delays.items()})
+    assert min(leads(own, quick, "fall")) >= SURE
+    assert max(leads(quick, own, "fall")) == 0.0
+
+
+def test_a_peer_that_is_quicker_in_some_months_leads_by_chance_only() -> None:
+    random = Random(5)
+    for _ in range(4):
+        # In 14 of 24 months it is the quicker one, but every change of a month says the same.
+        luck = [0.5] * 14 + [2.0] * 10
+        delays = {trial: random.gammavariate(4.0, 300.0) for trial in TRIALS}
+        other = {t: luck[t[0]] * random.gammavariate(4.0, 300.0) for t in TRIALS}
+        assert max(leads(fall("own", delays), fall("peer", other), "fall")) < SURE
+
+
+def test_nobody_leads_where_there_is_nothing_to_compare() -> None:
+    own = fall("own", dict.fromkeys(TRIALS, 60.0))
+    never = fall("never", dict.fromkeys(TRIALS, math.inf))
+    for peer in (own, never, fall("elsewhere", {(99, 0): 1.0}), Row("idle", 0.0)):
+        assert leads(own, peer, "fall") == (0.0, 0.0)
+    assert leads(never, never, "fall") == (0.0, 0.0)
 
 
 def test_a_scenario_file_is_read_and_a_wrong_one_is_named_with_its_fault(tmp_path: Path) -> None:

@@ -73,17 +73,18 @@ class Reference:
     position_acceptance_ratio: tuple[float, ...]
     """Mean over drafts, of position 0 first; there may be fewer than k."""
     accepted_variance: Variances
-    """Per draft, of sums of accepted tokens weighed as the charts weigh them."""
+    """Per draft at the mean rate, of sums of accepted tokens weighed by the root of the rate."""
     first_variance: Variances
     """The same of position 0 alone."""
     accepted_cycle: tuple[float, ...] = ()
     """Added to the mean of J: a constant, then cosine and sine of once and twice a day (UTC)."""
     first_cycle: tuple[float, ...] = ()
     """The same for position 0."""
-    accepted_common: float = 0.0
-    """Share of the variance that all drafts of a time have in common, at the mean rate."""
-    first_common: float = 0.0
-    """The same of position 0 alone."""
+    lasting_share: float = 0.0
+    """What sums of accepted tokens over an hour or two have of their variance and sums over four
+    minutes have not: what all drafts of a time have in common, if requests are over much sooner."""
+    lasting_variance: Variances = ()
+    """As `accepted_variance`, of sums weighed by that as well; empty where that share is 0."""
     drafts: float = 0.0
     """Drafts that it was measured on."""
     span_seconds: float = 0.0
@@ -127,13 +128,29 @@ class Reference:
         """What `to_dict` gave, also after a way through JSON.
 
         Raises:
-            TypeError: names that are missing or unknown.
+            KeyError, TypeError: names that are missing or unknown.
+            ValueError: numbers that no reference has.
         """
         made = _with_tuples(values) | {"fingerprint": Fingerprint(**values["fingerprint"])}
         for name in ("accepted_variance", "first_variance"):
             # An earlier version held fewer; the longest stands for all that are longer.
             made[name] += made[name][-1:] * (len(BLOCK_SECONDS) - len(made[name]))
-        return cls(**made)
+        reference = cls(**made)
+        reference._check()
+        return reference
+
+    def _check(self) -> None:
+        ratios, share = self.position_acceptance_ratio, self.lasting_share
+        variances = [self.accepted_variance, self.first_variance]
+        variances += [self.lasting_variance] if share else []
+        if not (
+            all(1.0 >= a >= b >= 0.0 for a, b in pairwise((*ratios, 0.0)))
+            and sum(ratios[:1]) > 0.0
+            and all(len(those) == len(BLOCK_SECONDS) for those in variances)
+            and all(0.0 < v < math.inf for those in variances for v in those)
+            and 0.0 <= share <= (1.0 if self.rates and self.span_seconds > 0.0 else 0.0)
+        ):
+            raise ValueError("ratios, variances or shares that cannot be those of a reference")
 
 
 def configured(
@@ -277,7 +294,7 @@ class Learner:
             [_waves((b.index + 0.5) * _BIN_SECONDS) for b in bins] if days >= _CYCLE_DAYS else []
         )
         sums = [sum(one.accepted) for one in bins], [one.accepted[0] for one in bins]
-        (accepted_cycle, accepted_common, accepted), (first_cycle, first_common, first) = (
+        (accepted_cycle, accepted, share, lasting), (first_cycle, first, _, _) = (
             _fit(bins, counts, waves, self._variance_inflation * variance)
             for counts, variance in zip(sums, _variances(ratios), strict=True)
         )
@@ -295,8 +312,8 @@ class Learner:
             first_variance=first,
             accepted_cycle=accepted_cycle,
             first_cycle=first_cycle,
-            accepted_common=accepted_common,
-            first_common=first_common,
+            lasting_share=share,
+            lasting_variance=lasting,
             drafts=total,
             span_seconds=seconds,
             rates=tuple(
@@ -357,7 +374,7 @@ def _spans(variances: Variances) -> Iterator[tuple[float, float, float, float]]:
     yield BLOCK_SECONDS[-1], math.inf, 1.0, variances[-1]
 
 
-def draft_weight(rate: float, common: float, usual_rate: float) -> float:
+def draft_weight(rate: float, lasting: float, usual_rate: float) -> float:
     """What a draft counts in a chart: the inverse of how far a second's sum strays at that rate.
 
     Where requests differ, a sum over n drafts strays by √(a·n); where acceptance wanders, by n,
@@ -365,19 +382,20 @@ def draft_weight(rate: float, common: float, usual_rate: float) -> float:
 
     Args:
         rate: drafts per second, above 0.
-        common: b·n / (a + b·n) at the usual rate.
-        usual_rate: drafts per second; not used where `common` is 0.
+        lasting: b·n / (a + b·n) at the usual rate.
+        usual_rate: drafts per second; not used where `lasting` is 0.
     """
-    if not common:
+    if not lasting:
         return 1.0 / math.sqrt(rate)
-    return 1.0 / math.sqrt(rate * (1.0 - common + common * rate / usual_rate))
+    return 1.0 / math.sqrt(rate * (1.0 - lasting + lasting * rate / usual_rate))
 
 
 @dataclass(slots=True)
 class Chart:
     """One CUSUM of what is missing, in accepted tokens times `draft_weight`.
 
-    So its sums stray alike at all rates, and the quiet hours have their say.
+    So its sums stray alike at all rates, as far as that is known, and the quiet hours have their
+    say.
     """
 
     name: str
@@ -388,8 +406,8 @@ class Chart:
     variances: Variances
     allowance: float
     """The fall, or more where the reference itself is no better known: √(fall² + (2 errors)²)."""
-    common: float
-    """Share of the variance that is common to all drafts of a time, at the usual rate."""
+    lasting: float
+    """Share of the variance that all drafts of a time have in common, at the usual rate."""
     usual_rate: float
     """Drafts per second."""
     share: float
@@ -427,8 +445,9 @@ class Chart:
         of few intervals stray less than the variance says). If a sum reaches h in the time T, it
         has strayed by h + drift · T, and x is (h + drift · T)² / (2 · variance of such sums) at the
         T where that is least, h / drift; the factor behind e^x is T / x. Here the variance grows
-        by another power α of T in each span. Then T is α · h / (2 − α) / drift, and the factor
-        T / x^(1/α), since what strays for longer comes to its extremes less often (Pickands 1969).
+        by another power α of T in each span. Then T is α · h / (2 − α) / drift, and what strays for
+        longer comes to its extremes less often: the factor is T / x^(1/α), which lies between T / x
+        and the T / x^(2/α − 1) of fractional Brownian motion, and so still counts too many alarms.
         """
         total, spans = 0.0, tuple(_spans(self.variances))
         for rate in rates:
@@ -443,7 +462,7 @@ class Chart:
         return total / len(rates)
 
     def _weight(self, rate: float) -> float:
-        return draft_weight(rate, self.common, self.usual_rate)
+        return draft_weight(rate, self.lasting, self.usual_rate)
 
     def add(self, unix_time: float, interval: Interval, expected: tuple[float, float]) -> bool:
         """Take in an interval; True where too much is missing."""
@@ -504,11 +523,11 @@ class Detector:
         self.incident: Incident | None = None
         self._positions = len(reference.position_acceptance_ratio)
         # The smaller it is, the sooner a ramp is found; where acceptance wanders, it would be found
-        # in the wandering.
-        small = 0.04 if reference.accepted_common < 0.5 else 0.05
+        # in the wandering. What is found in minutes cannot have wandered.
+        small = 0.04 if reference.lasting_share < 0.5 else 0.05
         self.charts = [
-            _chart("slow", reference, fall=small, share=0.8),
-            _chart("medium", reference, fall=0.07, share=0.5),
+            _chart("slow", reference, fall=small, share=0.8, lasting=reference.lasting_share),
+            _chart("medium", reference, fall=0.07, share=0.5, lasting=reference.lasting_share),
             _chart("fast", reference, fall=0.15, share=0.25),
             _chart("first", reference, fall=0.05, share=0.15),
         ]
@@ -649,13 +668,15 @@ def shape_of(expected: Sequence[float], observed: Sequence[float], drafts: float
     return "tail" if tail >= 2.0 * front else "even"
 
 
-def _chart(name: str, reference: Reference, *, fall: float, share: float) -> Chart:
+def _chart(
+    name: str, reference: Reference, *, fall: float, share: float, lasting: float = 0.0
+) -> Chart:
     position_0 = name == "first"
-    mean, variances, common = (
-        (reference.position_acceptance_ratio[0], reference.first_variance, reference.first_common)
-        if position_0
-        else (reference.mean_accepted, reference.accepted_variance, reference.accepted_common)
-    )
+    mean, variances = reference.mean_accepted, reference.accepted_variance
+    if position_0:
+        mean, variances = reference.position_acceptance_ratio[0], reference.first_variance
+    elif lasting:
+        variances = reference.lasting_variance
     fitted = max(1, len(reference.accepted_cycle))
     error = 0.0
     if reference.drafts > 0.0:
@@ -667,8 +688,8 @@ def _chart(name: str, reference: Reference, *, fall: float, share: float) -> Cha
         mean=mean,
         variances=variances,
         allowance=math.hypot(fall, _MARGIN * error),
-        common=common,
-        usual_rate=reference.drafts_per_second,
+        lasting=lasting,
+        usual_rate=reference.drafts / reference.span_seconds if lasting else 0.0,
         share=share,
     )
 
@@ -699,12 +720,13 @@ def _fit(
     counts: Sequence[float],
     waves: Sequence[tuple[float, ...]],
     assumed_variance: float,
-) -> tuple[tuple[float, ...], float, Variances]:
-    """The daily cycle of counts per draft, empty without waves; what is common; the variances.
+) -> tuple[tuple[float, ...], Variances, float, Variances]:
+    """The daily cycle of counts per draft, empty without waves, and the variances of their sums.
 
     The cycle is added to the mean over drafts. Least squares, weighed by the root of the rate, on
     waves less their own mean. A prior of the size `_CYCLE_PRIOR` keeps hours that nothing is known
-    of near it. The variances are of sums as the charts weigh them.
+    of near it. The variances are of sums weighed so too; then comes the share of them that lasts,
+    and the variances of sums weighed by that, empty where it is 0.
     """
     usual = sum(counts) / sum(one.drafts for one in bins)
     seconds = [one.seconds for one in bins]
@@ -731,16 +753,24 @@ def _fit(
             residuals[i] -= n * sum(map(mul, cycle, wave))
         cycle = (cycle[0] + mean - usual, *shares)
     fitted = max(1, len(cycle))
-    known = [v for v in (_block_variance(seconds, residuals, w, fitted) for w in _BLOCK_BINS) if v]
-    common = max(0.0, 1.0 - known[0] / known[-1]) if known else 0.0
-    if common:
-        level = sum(one.drafts for one in bins) / sum(seconds)
-        residuals = [
-            one * draft_weight(rate, common, level) / w
-            for one, rate, w in zip(residuals, rates, weights, strict=True)
-        ]
-    found = (_block_variance(seconds, residuals, width, fitted) for width in _BLOCK_BINS)
-    return cycle, common, tuple(assumed_variance if v is None else v for v in found)
+
+    def variances(residuals: Sequence[float]) -> tuple[float | None, ...]:
+        return tuple(_block_variance(seconds, residuals, width, fitted) for width in _BLOCK_BINS)
+
+    def filled(found: Sequence[float | None]) -> Variances:
+        return tuple(assumed_variance if v is None else v for v in found)
+
+    found = variances(residuals)
+    known = [v for v in found if v is not None]
+    lasting = max(0.0, 1.0 - known[0] / known[-1]) if known else 0.0
+    if not lasting:
+        return cycle, filled(found), 0.0, ()
+    level = sum(one.drafts for one in bins) / sum(seconds)
+    weighed_anew = [
+        residual * draft_weight(rate, lasting, level) / w
+        for residual, rate, w in zip(residuals, rates, weights, strict=True)
+    ]
+    return cycle, filled(found), lasting, filled(variances(weighed_anew))
 
 
 def _block_variance(
