@@ -202,8 +202,8 @@ def reference_from(
 ) -> Reference:
     """A reference from a span, however short.
 
-    Where the span is too short to show the variance of blocks of 4 minutes (48 are needed), of 16
-    (3.2 hours) or of an hour (12 hours), the given inflation stands in.
+    Of blocks that the span holds less than twelve of (48 minutes for the shortest, a day for the
+    longest) the variance is not known, and the given inflation stands in.
 
     Args:
         intervals: unix seconds of its end, and the interval; in time order.

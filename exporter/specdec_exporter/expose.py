@@ -462,7 +462,7 @@ FAMILIES: tuple[Family, ...] = (
         name="specdec_drift_score",
         section=Section.STATE,
         help="How full the fullest drift chart is; 1 is drift, and stays until acknowledged.",
-        formula="max S / h",
+        formula="max S / H",
         labels=("model_name",),
         samples=lambda status: (((d.model_name,), d.score) for d in status.drift),
     ),
