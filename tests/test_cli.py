@@ -268,7 +268,7 @@ def test_replay_into_a_pipe_that_nobody_reads_is_quiet(
         assert process.stderr is not None
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait(30) in codes
+        assert process.wait(120) in codes
 
 
 # The running exporter
@@ -303,7 +303,7 @@ class Serving:
     def stop(self, number: int) -> str:
         """Send a signal, and return what it logged until its end."""
         self.process.send_signal(number)
-        self.process.wait(30)
+        self.process.wait(120)
         return self.log.read_text()
 
 

@@ -81,7 +81,7 @@ class BenchServe:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate(timeout=30)
+        self._process.communicate(timeout=120)
         self._log.close()
 
     def turn(self, prompts: Path, count: int) -> list[float]:

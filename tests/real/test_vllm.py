@@ -59,7 +59,7 @@ SPECULATION_GAUGES = (
 PREFIX_BLOCK = 128
 """Tokens of one block of the prefix cache on a CPU."""
 
-SETTLED_SECONDS = 30.0
+SETTLED_SECONDS = 90.0
 CLOCK_TOLERANCE = 0.05
 """Of the client's TPOT. The two agree within 0.01 on a machine with nothing else to do. A client that
 has to wait for a core takes tokens for later than they were, by up to 0.06 on two cores with four
