@@ -140,17 +140,22 @@ class Reference:
         return reference
 
     def _check(self) -> None:
-        ratios, share = self.position_acceptance_ratio, self.lasting_share
+        share = self.lasting_share
         variances = [self.accepted_variance, self.first_variance]
         variances += [self.lasting_variance] if share else []
         if not (
-            all(1.0 >= a >= b >= 0.0 for a, b in pairwise((*ratios, 0.0)))
-            and sum(ratios[:1]) > 0.0
+            _are_acceptances(self.position_acceptance_ratio)
             and all(len(those) == len(BLOCK_SECONDS) for those in variances)
             and all(0.0 < v < math.inf for those in variances for v in those)
             and 0.0 <= share <= (1.0 if self.rates and self.span_seconds > 0.0 else 0.0)
         ):
             raise ValueError("ratios, variances or shares that cannot be those of a reference")
+
+
+def _are_acceptances(ratios: Sequence[float]) -> bool:
+    """Whether they can be those of positions: of nested events, the first not impossible."""
+    nested = all(1.0 >= a >= b >= 0.0 for a, b in pairwise((*ratios, 0.0)))
+    return nested and sum(ratios[:1]) > 0.0
 
 
 def configured(
@@ -176,8 +181,7 @@ def configured(
         ValueError: no positions, k = 0, or ratios that are not those of nested events.
     """
     kept = tuple(positions[: fingerprint.num_speculative_tokens])
-    nested = all(1.0 >= a >= b >= 0.0 for a, b in pairwise((*kept, 0.0)))
-    if not kept or not kept[0] > 0.0 or not nested:
+    if not _are_acceptances(kept):
         raise ValueError(
             f"a reference needs acceptance ratios in 0..1 that do not increase, got {positions}"
         )

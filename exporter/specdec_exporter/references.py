@@ -41,16 +41,13 @@ def read_reference(file: Path) -> Reference:
         UnusableReference: there is no such file, or no reference in it.
     """
     try:
-        reference = Reference.from_dict(json.loads(file.read_bytes()))
-        if not reference.position_acceptance_ratio or reference.mean_accepted <= 0:
-            raise ValueError
+        return Reference.from_dict(json.loads(file.read_bytes()))
     except OSError as error:
         raise UnusableReference(f"{file}: {error.strerror}") from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UnusableReference(
             f"{file}: not a reference; make one with specdec-exporter take-reference"
         ) from error
-    return reference
 
 
 def read_baseline(file: Path) -> Baseline:
