@@ -21,7 +21,8 @@ The goals, and exit 1 where one is missed: 96.5 % of the oracle in the mean, 91 
 percentile, nowhere more than 1 % below k = 1, and at most four changes in 24 hours but for
 overrides. k = 1 is that of the mean start. Where starts differ, one set of starts is luck: the
 goals are asked of each world's mean over sixteen sets, against what k = 1 and the oracle have in
-the mean over all starts. Under fixed arrivals all but what is piled up is served in the end, so
+the mean over all starts; of the one set the fifth percentile and the worst world need be no worse
+than those of k = 1 itself. Under fixed arrivals all but what is piled up is served in the end, so
 tokens say little, and the goals hold for them and for the time in the system; but in time one
 change costs up to 5 % of three days, and every world begins at k = 2, so there the worst world need
 be no better than that of who goes to k = 1 at once.
@@ -603,17 +604,20 @@ class Row:
 def missed(scenario: Scenario, rows: Sequence[Row]) -> Iterator[str]:
     """The goals that the tuner misses, in words."""
     by_policy = {row.policy: row for row in rows}
-    worst = {"tuner": 0.99}
+    goals = {"tuner": (0.91, 0.99)}
     if scenario.start_factor:
-        worst = {MEAN_OF_STARTS: 0.99}
+        fixed = by_policy["k = 1"]
+        goals["tuner"] = min(0.91, fixed.p5), min(0.99, *fixed.against_k1)
+        goals[MEAN_OF_STARTS] = 0.91, 0.99
     if scenario.open_loop:
-        worst = {"tuner": min(0.99, *by_policy[AT_ONCE].against_k1), BY_TOKENS: 0.99}
-    for name, lowest in worst.items():
+        goals["tuner"] = 0.91, min(0.99, *by_policy[AT_ONCE].against_k1)
+        goals[BY_TOKENS] = 0.91, 0.99
+    for name, (p5, worst) in goals.items():
         row = by_policy[name]
         for what, got, goal in (
             ("mean share", row.mean, 0.965),
-            ("fifth percentile", row.p5, 0.91),
-            ("worst world against k = 1", min(row.against_k1), lowest),
+            ("fifth percentile", row.p5, p5),
+            ("worst world against k = 1", min(row.against_k1), worst),
         ):
             if got < goal:
                 told = f"{what}: {100 * got:.1f} % for {100 * goal:.1f} %"
