@@ -5,15 +5,14 @@ No server is started: one Python with vLLM parses all files as `vllm serve --con
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 from specdec_exporter.act import env_file, vllm_config
 
-from tests.real.vllm_bed import BED, MODELS, VllmUnavailableError, vllm_venv
+from tests.real.vllm_bed import MODELS, ask
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -33,7 +32,6 @@ ALONE = "spec-method: ngram\nspec-tokens: 2"
 """A file with nothing else: the model is on the command line."""
 KS = (2, 1, 0)
 READ_BY_VLLM = """
-import json, sys
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -42,7 +40,7 @@ parser = FlexibleArgumentParser()
 serve = parser.add_subparsers().add_parser("serve")
 make_arg_parser(serve)
 answers = {}
-for name, arguments in json.load(sys.stdin).items():
+for name, arguments in asked.items():
     args = parser.parse_args(["serve", *arguments])
     args.model = args.model_tag or args.model  # as vllm serve does
     engine = AsyncEngineArgs.from_cli_args(args)
@@ -52,19 +50,12 @@ for name, arguments in json.load(sys.stdin).items():
         "k": 0 if speculative is None else speculative.num_speculative_tokens,
         "method": None if speculative is None else speculative.method,
     }
-print("ANSWERS " + json.dumps(answers))
 """
 
 
 @pytest.fixture(scope="module")
-def read_by_vllm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def read_by_vllm(venv: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What vLLM makes of every form with every k, by `form k`; 3 is set where 0 was before."""
-    try:
-        venv = vllm_venv()
-    except VllmUnavailableError as error:
-        if os.environ.get("CI"):
-            pytest.fail(str(error))
-        pytest.skip(str(error))
     folder = tmp_path_factory.mktemp("act")
     asked: dict[str, list[str]] = {}
     for form, text in {**FORMS, "alone": ALONE}.items():
@@ -82,22 +73,7 @@ def read_by_vllm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str
         value = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
         arguments = ["--max-model-len", "1024", "--speculative-config", value.stdout]
         asked[f"variable {k}"] = [str(TARGET), *arguments]
-    environment = os.environ | {
-        "PYTHONPATH": str(BED / "shim"),
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    run = subprocess.run(
-        [venv / "bin" / "python", "-c", READ_BY_VLLM],
-        input=json.dumps(asked),
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    (line,) = [x for x in run.stdout.splitlines() if x.startswith("ANSWERS ")]
-    answers: dict[str, dict[str, Any]] = json.loads(line.removeprefix("ANSWERS "))
+    answers: dict[str, dict[str, Any]] = ask(venv, READ_BY_VLLM, asked)
     assert answers.keys() == asked.keys()
     return answers
 

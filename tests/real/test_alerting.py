@@ -35,11 +35,9 @@ from tests.real.prometheus_bed import (
 from tests.real.vllm_bed import (
     HTTP,
     VllmServer,
-    VllmUnavailableError,
     code_prompts,
     free_port,
     random_word_prompts,
-    vllm_venv,
 )
 
 pytestmark = [pytest.mark.vllm, pytest.mark.prometheus, pytest.mark.live, pytest.mark.slow]
@@ -205,12 +203,10 @@ DRAFTS = "target:specdec_drafts:increase15s"
 
 
 @pytest.fixture(scope="module")
-def watch_and_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Watch, Any]]:
+def watch_and_server(
+    venv: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Watch, Any]]:
     folder = tmp_path_factory.mktemp("alerting")
-    try:
-        venv = vllm_venv()
-    except VllmUnavailableError as missing:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(str(missing))
     binaries = [program("prometheus"), program("prometheus-alertmanager")]
     settings = folder / "settings.yaml"
     settings.write_text(json.dumps(SETTINGS))

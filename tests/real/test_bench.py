@@ -23,9 +23,9 @@ from specdec_exporter.abtest.sweep_run import SweepPlan, sweep
 from tests.real.conftest import Start
 from tests.real.test_vllm import DRAFT_MODEL
 from tests.real.vllm_bed import (
-    BED,
     MODEL_NAME,
     MODELS,
+    VARIABLES,
     VllmServer,
     code_prompts,
     environment,
@@ -232,15 +232,8 @@ def test_a_sweep_serves_at_each_k_and_shows_what_deeper_drafts_add(
     tmp_path: Path,
 ) -> None:
     port = free_port()
-    environment = {
-        "PYTHONPATH": BED / "shim",
-        "VLLM_PLUGINS": "forkcpu,synthcpu",
-        "OMP_NUM_THREADS": 1,
-        "VLLM_NO_USAGE_STATS": 1,
-        "HF_HUB_OFFLINE": 1,
-    }
     serve = [
-        *("env", *(f"{name}={value}" for name, value in environment.items())),
+        *("env", *(f"{name}={value}" for name, value in VARIABLES.items())),
         *(f"{venv}/bin/vllm", "serve", f"{MODELS}/llama-target"),
         *("--served-model-name", MODEL_NAME, "--host", "127.0.0.1", "--port", f"{port}"),
         *("--dtype", "float32", "--max-model-len", "1024", "--max-num-seqs", "8"),

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shlex
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ from ruamel.yaml import YAML
 from specdec_exporter.doctor.gemma4 import by_name
 from specdec_exporter.doctor.launch import from_command, from_config, merged
 
-from tests.real.vllm_bed import BED, MODELS
+from tests.real.vllm_bed import MODELS, ask
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -25,7 +22,6 @@ RECIPES = {
     if path.stem != "exporter-mig"
 }
 ASK = """
-import json, sys
 from vllm.config import ParallelConfig, SpeculativeConfig
 from vllm.engine import arg_utils
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
@@ -33,7 +29,6 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 # Offline it would look for the checkpoints already here.
 arg_utils.get_model_path = lambda model, revision: model
-asked = json.load(sys.stdin)
 parser = FlexibleArgumentParser(prog="vllm")
 make_arg_parser(parser.add_subparsers(dest="subparser").add_parser("serve"))
 
@@ -75,7 +70,7 @@ def answer(arguments, tiny):
     except SystemExit:
         return {"refused": "usage"}
 
-print("ANSWERS" + json.dumps([answer(*one) for one in asked]))
+answers = [answer(*one) for one in asked]
 """
 """What vLLM makes of command lines: the settings, the speculation, and the config where it can be."""
 
@@ -109,29 +104,9 @@ REFUSED = [
 ]
 
 
-def ask(venv: Path, questions: list[tuple[list[str], dict[str, str] | None]]) -> list[Any]:
-    environment = os.environ | {
-        "PYTHONPATH": str(BED / "shim"),
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-    }
-    done = subprocess.run(
-        [venv / "bin" / "python", "-c", ASK],
-        input=json.dumps(questions),
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    answers: list[Any] = json.loads(done.stdout.rpartition("ANSWERS")[2])
-    return answers
-
-
 @pytest.fixture(scope="module")
 def answers(venv: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """To everything here, in one process, since vLLM takes long to load."""
+    """To everything here."""
     folder = tmp_path_factory.mktemp("launches")
     gemma4 = {
         "target": str(MODELS / "gemma4-tiny"),
@@ -153,7 +128,7 @@ def answers(venv: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     path.write_text(SHORT)
     asked["passed over"] = (["m", f"--config={path}"], None)
     asked["other ending"] = (["m", "--config", str(path.with_suffix(".json"))], None)
-    return dict(zip(asked, ask(venv, list(asked.values())), strict=True))
+    return dict(zip(asked, ask(venv, ASK, list(asked.values())), strict=True))
 
 
 @pytest.mark.parametrize("name", RECIPES)

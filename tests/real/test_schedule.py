@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from specdec_exporter.cost import Acceptance, CostModel, Sample
@@ -14,18 +10,17 @@ from specdec_exporter.recommend import Recorded, read_recordings, recommend
 from specdec_exporter.thresholds import Thresholds
 from specdec_exporter.tuner_settings import TunerSettings
 
-from tests.real.vllm_bed import BED, VllmUnavailableError, vllm_venv
+from tests.real.vllm_bed import ask
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 H200 = Path(__file__).parents[1] / "data" / "vllm-0.24-h200"
 LARGEST_BATCH = 256
 ASK = f"""
-import json, sys
 from vllm.config import SpeculativeConfig
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 answers = []
-for given in json.loads(sys.argv[1]):
+for given in asked:
     try:
         config = SpeculativeConfig(method="ngram", prompt_lookup_max=4, **given)
         answers.append(build_dynamic_sd_schedule_lookup(
@@ -33,29 +28,8 @@ for given in json.loads(sys.argv[1]):
             config.num_speculative_tokens))
     except ValueError as error:
         answers.append(str(error))
-print(json.dumps(answers))
 """
 """For each configuration the k of every batch size, from 0 on, or why vLLM refuses it."""
-
-
-def asked(configs: list[dict[str, Any]]) -> list[Any]:
-    try:
-        python = vllm_venv() / "bin" / "python"
-    except VllmUnavailableError as missing:
-        if os.environ.get("CI"):
-            pytest.fail(str(missing), pytrace=False)
-        pytest.skip(str(missing))
-    environment = os.environ | {
-        "PYTHONPATH": str(BED / "shim"),
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-    }
-    done = subprocess.run(
-        [python, "-c", ASK, json.dumps(configs)], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    answers: list[Any] = json.loads(done.stdout.splitlines()[-1])
-    return answers
 
 
 def banded() -> Recorded:
@@ -68,7 +42,9 @@ def banded() -> Recorded:
     return Recorded("m", costs, acceptance, ((1.0, 1.0), (100.0, 1.0)), 0.0)
 
 
-def test_vllm_reads_every_recommended_schedule_as_it_is_meant_and_refuses_a_wrong_one() -> None:
+def test_vllm_reads_every_recommended_schedule_as_it_is_meant_and_refuses_a_wrong_one(
+    venv: Path,
+) -> None:
     h200 = read_recordings(
         [H200 / f"series_{name}.jsonl" for name in ("k0", "k1", "k2", "k4")],
         variance_inflation=13.0,
@@ -78,7 +54,8 @@ def test_vllm_reads_every_recommended_schedule_as_it_is_meant_and_refuses_a_wron
     recommendations = [recommend(one, settings, Thresholds()) for one in (h200, banded())]
     assert len(recommendations[1].schedule) > 1
     wrong = {"num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [[2, 16, 3]]}
-    *answers, refused = asked([*(one.speculative_config for one in recommendations), wrong])
+    configs = [*(one.speculative_config for one in recommendations), wrong]
+    *answers, refused = ask(venv, ASK, configs)
     for recommendation, answer in zip(recommendations, answers, strict=True):
         meant = {
             size: k for first, last, k in recommendation.schedule for size in range(first, last + 1)

@@ -283,11 +283,14 @@ def second_time(draft_model: dict[str, Run]) -> Run:
     return draft_model["second time"]
 
 
+NGRAM_K = 2
+
+
 @pytest.fixture(scope="session")
 def ngram(start: Start) -> Run:
     speculative = {
         "method": "ngram",
-        "num_speculative_tokens": 4,
+        "num_speculative_tokens": NGRAM_K,
         "prompt_lookup_max": 3,
         "prompt_lookup_min": 1,
     }
@@ -452,7 +455,7 @@ def test_positions_decay(code: Run) -> None:
 
 
 def test_ngram_drafts_are_shorter_than_k_and_do_not_cover_every_step(ngram: Run) -> None:
-    assert 1 <= ngram.figure("specdec_mean_draft_length") < 4
+    assert 1 <= ngram.figure("specdec_mean_draft_length") < NGRAM_K
     assert 0 < ngram.figure("specdec_draft_coverage_ratio") < 0.9
 
 

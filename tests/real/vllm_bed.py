@@ -93,22 +93,49 @@ def serve_arguments(port: int) -> list[str]:
     ]  # fmt: skip
 
 
+VARIABLES = {
+    "PYTHONPATH": str(BED / "shim"),
+    "VLLM_PLUGINS": "forkcpu,synthcpu",
+    # On a CPU vLLM makes a worker process of its own out of the executor "uni" unless this is 0, and
+    # the two wait for each other busily: with it a load takes half of the processor time.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # These models are too small to share out: threads would wait for each other, and numba's
+    # do so busily, which makes n-gram drafts ten times slower on two cores.
+    "OMP_NUM_THREADS": "1",
+    "NUMBA_NUM_THREADS": "1",
+    # Nothing of these servers may wait for, or talk to, another machine.
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+}
+"""Variables of the environment of every vLLM here."""
+
+
 def environment() -> dict[str, str]:
-    """The environment of every `vllm serve` here."""
-    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    return inherited | {
-        "PYTHONPATH": str(BED / "shim"),
-        "VLLM_PLUGINS": "forkcpu,synthcpu",
-        # These models are too small to share out: threads would wait for each other, and numba's
-        # do so busily, which makes n-gram drafts ten times slower on two cores.
-        "OMP_NUM_THREADS": "1",
-        "NUMBA_NUM_THREADS": "1",
-        # Nothing of these servers may wait for, or talk to, another machine.
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-    }
+    """The environment of every vLLM here: this one with those variables."""
+    return {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | VARIABLES
+
+
+def ask(venv: Path, script: str, asked: Any) -> Any:
+    """What a script in vLLM's environment answers, in one process, since vLLM takes long to load.
+
+    The script finds JSON as `asked` and leaves JSON as `answers`.
+    """
+    done = subprocess.run(
+        [
+            *(venv / "bin" / "python", "-c"),
+            "import json, sys\nasked = json.load(sys.stdin)\n"
+            f'{script}\nprint("ANSWERS", json.dumps(answers))',
+        ],
+        input=json.dumps(asked),
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, _last_lines(done.stderr, 40)
+    (line,) = (x for x in done.stdout.splitlines() if x.startswith("ANSWERS "))
+    return json.loads(line.removeprefix("ANSWERS "))
 
 
 class VllmServer:

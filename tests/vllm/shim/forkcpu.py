@@ -1,13 +1,18 @@
-"""vLLM plugin: engine processes are forked, not spawned.
+"""vLLM plugin: no process imports torch and vLLM anew, which takes some twelve seconds.
 
-On a CPU vLLM insists on `spawn`, so every engine process imports torch and vLLM anew, some twelve
-seconds each. A fork inherits what the API server has already imported. Nothing has started a thread
-pool by then, which is what would make a fork unsafe. The plugin must know nothing of speculation.
+On a CPU vLLM insists on `spawn` for its engines. A fork inherits what the API server has already
+imported; nothing has started a thread pool by then, which is what would make a fork unsafe. And for
+the first look at each kind of model vLLM starts a process, lest CUDA be initialized in this one; here
+is no CUDA. The plugin must know nothing of speculation.
 """
 
 import multiprocessing
 import sys
+from collections.abc import Callable
 from multiprocessing.context import BaseContext
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def fork_context() -> BaseContext:
@@ -15,10 +20,17 @@ def fork_context() -> BaseContext:
     return multiprocessing.get_context("fork")
 
 
+def here(look: Callable[[], T]) -> T:
+    """Stand in for `vllm.model_executor.models.registry._run_in_subprocess`."""
+    return look()
+
+
 def register() -> None:
-    """Replace `get_mp_context` where it is defined and where modules have bound it by name."""
+    """Replace both; `get_mp_context` also where modules have bound it by name."""
+    from vllm.model_executor.models import registry
     from vllm.utils import system_utils
 
+    registry._run_in_subprocess = here
     system_utils.get_mp_context = fork_context
     for name, module in list(sys.modules.items()):
         if name.startswith("vllm.") and "get_mp_context" in vars(module):
