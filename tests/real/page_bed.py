@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,8 @@ class Served:
 
     def __init__(self, service: Shown, port: int) -> None:
         self.service = service
+        self.windows = ExitStack()
+        """What looks at it, to be closed before it ends: what a browser is amid fetching is reset."""
         self._listener = bind(f"127.0.0.1:{port}")
         self.port = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}/"
@@ -199,7 +201,8 @@ def served(*targets: Watched, port: int = 0) -> Iterator[Served]:
     server = Served(Shown(*targets), port)
     server.start()
     try:
-        yield server
+        with server.windows:
+            yield server
     finally:
         server.stop()
 

@@ -93,20 +93,19 @@ def trouble() -> Iterator[Trouble]:
 
 
 @pytest.fixture
-def visit(browser: Browser, trouble: Trouble) -> Iterator[Open]:
+def visit(browser: Browser, trouble: Trouble) -> Open:
     """Opens a served page in a window of its own, and waits until it is live."""
-    with ExitStack() as windows:
 
-        def visit(server: Served, path: str = "", *, live: bool = True, **window: Any) -> Page:
-            page = windows.enter_context(browser.new_context(**window)).new_page()
-            page.set_default_timeout(WAIT_MS)
-            trouble.watch(page, server.url)
-            page.goto(server.url + path)
-            if live:
-                expect(page.locator("#live")).to_have_text("Live, as of", timeout=WAIT_MS)
-            return page
+    def visit(server: Served, path: str = "", *, live: bool = True, **window: Any) -> Page:
+        page = server.windows.enter_context(browser.new_context(**window)).new_page()
+        page.set_default_timeout(WAIT_MS)
+        trouble.watch(page, server.url)
+        page.goto(server.url + path)
+        if live:
+            expect(page.locator("#live")).to_have_text("Live, as of", timeout=WAIT_MS)
+        return page
 
-        yield visit
+    return visit
 
 
 def card(page: Page, name: str) -> Locator:
