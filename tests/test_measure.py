@@ -114,6 +114,15 @@ def test_ngram_drafts_do_not_cover_every_step() -> None:
     assert got.tokens_per_step < got.mean_acceptance_length
 
 
+def test_ngram_drafts_can_be_shorter_than_k() -> None:
+    # With prompt_lookup_min at 1 a match can be the last token but one, after which only one follows.
+    got = between("ngram-k2-short").total
+    assert got.num_speculative_tokens == 2
+    assert got.mean_draft_length == 1230 / 618 < 2
+    assert got.acceptance_ratio == pytest.approx(620 / 1230)
+    assert got.mean_acceptance_length == pytest.approx(1 + 620 / 618)
+
+
 def test_a_server_without_speculation_has_k_0_and_a_tpot() -> None:
     got = between("plain").total
     assert got.num_speculative_tokens == 0
