@@ -1,11 +1,12 @@
 """References as files: taken from a recording, and used where they fit."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from specdec_exporter.config import ConfigError, Settings, Target
-from specdec_exporter.drift import Fingerprint, Reference
+from specdec_exporter.drift import Fingerprint, Reference, configured
 from specdec_exporter.model import RuleState
 from specdec_exporter.references import (
     UnusableReference,
@@ -63,6 +64,23 @@ def test_a_span_is_counted_from_the_first_scrape_and_holds_whole_intervals_only(
     assert reference.position_acceptance_ratio[0] < 0.3
     with pytest.raises(RecordingError, match="nothing was drafted in this span"):
         reference_of(SERIES, begin=1e6)
+
+
+def exact(*positions: float) -> Reference:
+    return configured(Fingerprint("m", 2), positions, taken_at=0.0, variance_inflation=13.0)
+
+
+def test_a_span_with_a_handful_of_drafts_is_no_reference_and_says_how_many_would_be() -> None:
+    with pytest.raises(RecordingError, match="drafts tell mean acceptance to ±") as refused:
+        reference_of(SERIES, duration=1.0)
+    drafts, margin, enough = map(
+        int,
+        re.findall(r"(\d+) drafts tell .* ± (\d+) % only.* of (\d+) drafts", str(refused.value))[0],
+    )
+    assert margin >= 50
+    assert enough == pytest.approx(drafts * (margin / 10) ** 2, rel=0.05)
+    assert 0.0 < reference_of(SERIES, duration=15.0).margin < 0.5
+    assert exact(0.47, 0.24).margin == 0.0
 
 
 @pytest.mark.parametrize(

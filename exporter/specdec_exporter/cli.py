@@ -355,7 +355,8 @@ def take_reference(
     print(
         f"{out}: {reference.fingerprint.model_name}, k = "
         f"{reference.fingerprint.num_speculative_tokens}, positions {positions} %, "
-        f"{reference.drafts:.0f} drafts in {reference.span_seconds:.0f} s"
+        f"{reference.drafts:.0f} drafts in {reference.span_seconds:.0f} s; "
+        f"a fall by less than {100 * reference.margin:.1f} % is not told from chance"
     )
 
 

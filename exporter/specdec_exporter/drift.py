@@ -110,6 +110,18 @@ class Reference:
         """E[J], accepted tokens per draft at the positions it knows."""
         return sum(self.position_acceptance_ratio)
 
+    @property
+    def margin(self) -> float:
+        """Two standard errors of E[J], as a share of it: a smaller fall is not told from chance."""
+        return _MARGIN * self.error_of(self.mean_accepted, self.accepted_variance)
+
+    def error_of(self, mean: float, variances: Variances) -> float:
+        """Standard error of a mean of it, as a share of that mean; 0 where nothing was measured."""
+        if self.drafts <= 0.0:
+            return 0.0
+        fitted = max(1, len(self.accepted_cycle))
+        return math.sqrt(variances[-1] * fitted / self.drafts) / mean
+
     def expected(self, unix_time: float) -> tuple[float, float]:
         """Mean of J, accepted tokens per draft, and acceptance of position 0 at that time."""
         mean, first = self.mean_accepted, self.position_acceptance_ratio[0]
@@ -681,17 +693,13 @@ def _chart(
         mean, variances = reference.position_acceptance_ratio[0], reference.first_variance
     elif lasting:
         variances = reference.lasting_variance
-    fitted = max(1, len(reference.accepted_cycle))
-    error = 0.0
-    if reference.drafts > 0.0:
-        error = math.sqrt(variances[-1] * fitted / reference.drafts) / mean
     return Chart(
         name=name,
         position_0=position_0,
         fall=fall,
         mean=mean,
         variances=variances,
-        allowance=math.hypot(fall, _MARGIN * error),
+        allowance=math.hypot(fall, _MARGIN * reference.error_of(mean, variances)),
         lasting=lasting,
         usual_rate=reference.drafts / reference.span_seconds if lasting else 0.0,
         share=share,

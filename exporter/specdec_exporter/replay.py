@@ -17,6 +17,7 @@ from typing import Any
 from specdec_exporter.baseline import Baseline, choose
 from specdec_exporter.config import Settings
 from specdec_exporter.drift import Detector, Fingerprint, Reference, reference_from
+from specdec_exporter.figures import percent
 from specdec_exporter.judge import Judge, drift_facts, facts
 from specdec_exporter.measure import Drafted, Meter
 from specdec_exporter.model import (
@@ -33,6 +34,10 @@ from specdec_exporter.references import holds_for
 from specdec_exporter.rules import EXPECTED_UP, UP, rule_table
 from specdec_exporter.uncertainty import Interval
 from specdec_exporter.window import EDGE_TOLERANCE_SECONDS
+
+COARSEST_MARGIN = 0.5
+"""A reference that is no better known would see no fall but the worst, and is not taken."""
+FINE_MARGIN = 0.1
 
 
 class RecordingError(Exception):
@@ -183,7 +188,8 @@ def take_reference(
         variance_inflation: assumed of a span that is too short to show its own.
 
     Raises:
-        RecordingError: there is nothing to replay at the path, or nothing was drafted in the span.
+        RecordingError: there is nothing to replay at the path, nothing was drafted in the span, or
+            so little that half of the acceptance could be chance.
     """
     meter = Meter((300.0,), variance_inflation)
     heard: dict[tuple[str, int], list[tuple[float, Interval]]] = {}
@@ -210,7 +216,7 @@ def take_reference(
         raise RecordingError(f"{path}: the span has {found}; choose a --model or a shorter span")
     (((model, k), intervals),) = heard.items()
     try:
-        return reference_from(
+        reference = reference_from(
             intervals,
             Fingerprint(model, k),
             source="recorded",
@@ -219,6 +225,14 @@ def take_reference(
         )
     except ValueError as error:
         raise RecordingError(f"{path}: {error}") from error
+    if reference.margin >= COARSEST_MARGIN:
+        known, better = percent(reference.margin, 0), percent(FINE_MARGIN, 0)
+        enough = reference.drafts * (reference.margin / FINE_MARGIN) ** 2
+        raise RecordingError(
+            f"{path}: {reference.drafts:.0f} drafts tell mean acceptance to ± {known} only, and no "
+            f"smaller fall would be seen; take a span of {enough:.0f} drafts, for ± {better}"
+        )
+    return reference
 
 
 class _Court:
