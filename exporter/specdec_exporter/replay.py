@@ -17,7 +17,6 @@ from typing import Any
 from specdec_exporter.baseline import Baseline, choose
 from specdec_exporter.config import Settings
 from specdec_exporter.drift import Detector, Fingerprint, Reference, reference_from
-from specdec_exporter.figures import percent
 from specdec_exporter.judge import Judge, drift_facts, facts
 from specdec_exporter.measure import Drafted, Meter
 from specdec_exporter.model import (
@@ -226,11 +225,11 @@ def take_reference(
     except ValueError as error:
         raise RecordingError(f"{path}: {error}") from error
     if reference.margin >= COARSEST_MARGIN:
-        known, better = percent(reference.margin, 0), percent(FINE_MARGIN, 0)
         enough = reference.drafts * (reference.margin / FINE_MARGIN) ** 2
         raise RecordingError(
-            f"{path}: {reference.drafts:.0f} drafts tell mean acceptance to ± {known} only, and no "
-            f"smaller fall would be seen; take a span of {enough:.0f} drafts, for ± {better}"
+            f"{path}: {reference.drafts:.0f} drafts tell mean acceptance to "
+            f"± {100 * reference.margin:.0f} % only, and no smaller fall would be seen; take a span of "
+            f"{enough:.0f} drafts, for ± {100 * FINE_MARGIN:.0f} %"
         )
     return reference
 
