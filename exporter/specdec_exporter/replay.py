@@ -228,8 +228,8 @@ def take_reference(
         enough = reference.drafts * (reference.margin / FINE_MARGIN) ** 2
         raise RecordingError(
             f"{path}: {reference.drafts:.0f} drafts tell mean acceptance to "
-            f"± {100 * reference.margin:.0f} % only, and no smaller fall would be seen; take a span of "
-            f"{enough:.0f} drafts, for ± {100 * FINE_MARGIN:.0f} %"
+            f"± {100 * reference.margin:.0f} % only, and no smaller fall would be seen; "
+            f"take a span of {enough:.0f} drafts, for ± {100 * FINE_MARGIN:.0f} %"
         )
     return reference
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -32,7 +33,7 @@ class StoreError(Exception):
 class Store:
     """Documents by kind and key, and entries in the order in which they were logged.
 
-    It may be used from several threads, one at a time.
+    It may be used from several threads, one at a time. The file is closed with it at the latest.
 
     Args:
         path: of the file, made if need be; None keeps everything in memory.
@@ -52,6 +53,7 @@ class Store:
             )
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"{path}: cannot be opened ({_why(error)})") from error
+        weakref.finalize(self, self._database.close)
         try:
             self._prepare()
         except sqlite3.Error as error:
