@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import socket
 import ssl
 import zlib
 from base64 import b64encode
@@ -172,9 +174,11 @@ def _inflate(inflate: zlib._Decompress, chunk: bytes, most: int) -> bytes:
 
 def _short(error: Exception) -> str:
     """The system's own words where there are any; the libraries wrap them up to four deep."""
-    told, cause = error, error.__cause__ or error.__context__
+    told, cause = str(error), error.__cause__ or error.__context__
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
-            told = cause
+            own = isinstance(cause, ssl.SSLError | socket.gaierror)
+            # For any other number asyncio has the address in place of what it means.
+            told = cause.strerror if own else os.strerror(cause.errno or 0)
         cause = cause.__cause__ or cause.__context__
-    return " ".join(str(told).split())[:_SHOWN] or type(told).__name__
+    return " ".join(told.split())[:_SHOWN] or type(error).__name__
