@@ -27,12 +27,11 @@ monitor: $(STAMP) ## run Prometheus and Alertmanager on the demo, and print what
 test: ## fetch Prometheus, Chromium and vLLM, lint, and run all tests
 	@$(MAKE) --no-print-directory -j3 vllm checks live-checks
 
-checks: programs
-	nice -n 19 $(MAKE) --no-print-directory lint
+checks: programs lint
 	nice -n 19 $(PYTHON) -m pytest -m "not (live or long)" --cov \
 		--numprocesses=3 --dist=loadfile --no-loadscope-reorder
 
-live-checks: programs
+live-checks: programs lint
 	$(PYTHON) -m pytest -m live tests/real
 
 lint: $(STAMP) ## ruff, mypy and the layers
