@@ -4,7 +4,7 @@
 # The path is the last line of standard output. The environment lies in
 # ${XDG_CACHE_HOME:-~/.cache}/specdec-exporter, under a name that depends on requirements.txt and on
 # the Python it is built with ($PYTHON, else python3): a change of either makes another one. The
-# first call takes about three minutes and 3 GB, every later one no time. $TEST_VLLM_VENV names an
+# first call takes about two minutes and 3 GB, every later one no time. $TEST_VLLM_VENV names an
 # environment to use instead. Which registries the packages come from is for pip's own configuration
 # to say. Exit status 1 and a last line on standard error say what is missing.
 set -euo pipefail
