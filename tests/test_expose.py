@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,25 +83,15 @@ def test_each_scenario_serves_its_golden_page(scenario: str) -> None:
     if os.environ.get("UPDATE_GOLDEN"):
         path.parent.mkdir(exist_ok=True)
         path.write_text(page)
-    names, values = parted(page)
-    golden_names, golden_values = parted(path.read_text())
-    meant = "if this is meant: UPDATE_GOLDEN=1, and read the difference"
-    assert names == golden_names, meant
-    # The last digits are those of Python's sum, which 3.12 has changed.
-    assert values == pytest.approx(golden_values, rel=1e-9, nan_ok=True), meant
+    golden = path.read_text()
+    if sys.version_info >= (3, 12):
+        # The pages were made with 3.11; the last digits are those of sum, which is another since.
+        page, golden = rounded(page), rounded(golden)
+    assert page == golden, "if this is meant: UPDATE_GOLDEN=1, and read the difference"
 
 
-def parted(page: str) -> tuple[list[str], list[float]]:
-    """A page's lines without the values of samples, and these."""
-    lines = [line.rpartition(" ") for line in page.splitlines()]
-    samples = [not name.startswith("#") for name, _, _ in lines]
-    return (
-        [
-            name if one else f"{name} {end}"
-            for one, (name, _, end) in zip(samples, lines, strict=True)
-        ],
-        [float(end) for one, (_, _, end) in zip(samples, lines, strict=True) if one],
-    )
+def rounded(page: str) -> str:
+    return re.sub(r"^([^#].* )(\S+)$", lambda m: f"{m[1]}{float(m[2]):.12g}", page, flags=re.M)
 
 
 def test_the_reference_in_the_docs_is_that_of_the_code() -> None:

@@ -31,6 +31,7 @@ from tests.real.vllm_bed import (
     environment,
     free_port,
     random_word_prompts,
+    serve_arguments,
 )
 
 pytestmark = [pytest.mark.vllm, pytest.mark.live, pytest.mark.slow]
@@ -234,11 +235,8 @@ def test_a_sweep_serves_at_each_k_and_shows_what_deeper_drafts_add(
     port = free_port()
     serve = [
         *("env", *(f"{name}={value}" for name, value in VARIABLES.items())),
-        *(f"{venv}/bin/vllm", "serve", f"{MODELS}/llama-target"),
-        *("--served-model-name", MODEL_NAME, "--host", "127.0.0.1", "--port", f"{port}"),
-        *("--dtype", "float32", "--max-model-len", "1024", "--max-num-seqs", "8"),
-        *("--max-num-batched-tokens", "1024", "--kv-cache-memory-bytes", "64M"),
-        *("--enforce-eager", "--distributed-executor-backend", "uni", "{speculative_config}"),
+        *(f"{venv}/bin/vllm", "serve", f"{MODELS}/llama-target", *serve_arguments(port)),
+        "{speculative_config}",
     ]
     tried = SweepPlan(
         ks=(1, 3),

@@ -1,4 +1,4 @@
-"""vLLM plugin: no process imports torch and vLLM anew, which takes some twelve seconds.
+"""vLLM plugin: engines, and first looks at models, do not import torch and vLLM anew for 12 seconds.
 
 On a CPU vLLM insists on `spawn` for its engines. A fork inherits what the API server has already
 imported; nothing has started a thread pool by then, which is what would make a fork unsafe. And for
